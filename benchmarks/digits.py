@@ -49,7 +49,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-digits"))
     arguments = parser.parse_args()
 
-    print("| method | best round % | last round % | last - plain's last | after local training % | tuned % |")
+    columns = ("method", "best round %", "last round %", "difference of last to the plain method")
+    print("|", " | ".join((*columns, "after local training %", "adapted %")), "|")
     print("|---|---|---|---|---|---|")
     last: dict[str, list[float]] = {}
     for method in arguments.methods:

@@ -48,7 +48,7 @@ def mean_losses(loop: RoundLoop, kappa: float, t: int) -> tuple[float, float, fl
         variances.append(float(context.batch.z_g.detach().var(0).mean()))
         return loss, new_carry
 
-    term = Term(record_distance, {"mean": server["mean"]}, regularizer.start(task.model.feature_shape))
+    term = Term(record_distance, {"mean": server["mean"]}, regularizer.init_carry(task.model.feature_shape))
     total, samples = 0.0, 0
     for client in range(task.split.clients):
         trainer = ClientTrainer(task, t, client)

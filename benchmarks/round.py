@@ -49,7 +49,7 @@ from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, peak_memory_mb
-from feddbe.simulation.engines.pool import Pool
+from feddbe.simulation.engines.pool import PoolEngine
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State
 
@@ -179,7 +179,7 @@ class EngineRounds(ClientStates):
         torch.set_num_threads(1)
         clients = range(self.experiment.task.split.clients)
         t = self.store.last_round() + 1
-        pids = self.engine.pids if isinstance(self.engine, Pool) else []
+        pids = self.engine.pids if isinstance(self.engine, PoolEngine) else []
         training = measure_time(lambda: self._run([ClientTask(c, t, "train") for c in clients]), pids)
         evaluation = measure_time(
             lambda: self._run([ClientTask(c, t, "none", evaluate=True) for c in clients]), pids

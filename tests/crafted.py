@@ -27,6 +27,7 @@ HOSTILE_TEXTS = [
 BROKEN_TEXTS = [
     "", "{", "nul", "NaN", "Infinity", "[NaN]", '{"a": -Infinity}', '"\\ud800"', '["\\udfff"]', "1" * 5000,
     f"[{'2' * 5000}]", "1e999", "[" * 100_000, '{"a":' * 60_000, "'x'", "[1,]", '"\x01"', "\ufeff5",
+    "[" * 500 + "]" * 500, '{"a":' * 500 + "1" + "}" * 500,
 ]  # fmt: skip
 """Stored documents that are not JSON, or that Python alone reads."""
 VALUES: list[Any] = [
@@ -45,7 +46,11 @@ class RunFile:
         return [key for (key,) in self.db.execute("SELECT key FROM meta ORDER BY key")]
 
     def meta(self, key: str) -> Any:
-        return json.loads(self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+        """Return a document; None if an earlier change has made it something else than JSON."""
+        try:
+            return json.loads(self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+        except (ValueError, TypeError, RecursionError):
+            return None
 
     def set_meta(self, key: str, text: Any) -> None:
         """Write a document as text, which need not be JSON."""
@@ -89,6 +94,7 @@ def craft(folder: Path, seed: int | str) -> str:
     file = RunFile(folder)
     try:
         kinds = rng.choices(list(_KINDS), list(_KINDS.values()), k=rng.choice([1, 1, 1, 2]))
+        kinds.sort(key=lambda change: change is _change_tables)  # last, since it may drop a table
         return "; ".join(change(file, rng) for change in kinds)
     finally:
         file.db.close()
@@ -119,6 +125,11 @@ def _add_document(file: RunFile, rng: random.Random) -> str:
         ["diverged", "new_clients", "analyses", "moment", "peak_rss_mb", "trainers", "unknown", ""]
     )
     value = rng.choice(VALUES)
+    if key == "diverged":
+        value = {
+            "round": rng.choice([0, 2, 3, 10**7]), "client": rng.choice([-1, 0, 3, 10**9]),
+            "what": rng.choice(HOSTILE_TEXTS), "value": rng.choice(["nan", "-inf", "1e+39", "x", ""]),
+        }  # fmt: skip
     file.set_meta(key, json.dumps(value))
     return f"meta {key} added = {value!r}"
 
@@ -169,7 +180,7 @@ def _change_texts(file: RunFile, rng: random.Random) -> str:
 
 
 _RECORD_VALUES: dict[int, list[Any]] = {
-    0: [-5, -1, 3, 7, 10**7, 10**12, 2**62, 2**63 - 1, 1e30, "text", b"\x01", 1.5, None],
+    0: [-5, -1, 3, 7, 10**7, 10**12, 2**62, 2**63 - 1, 2.0**63, 1e30, "text", b"\x01", 1.5, None],
     1: [-1, -7, 0, 1, 5, 10**9, 2**62, "text", 0.5, b"\xff", None],
     2: [*HOSTILE_TEXTS, "before", "adapted", "after", "round", "training", "validation", 5, b"x", None],
     3: [*HOSTILE_TEXTS, "accuracy", "accuracy/mean", "accuracy/", "/", "loss", "seconds", "mdl@z_g", "@", 5,
@@ -181,8 +192,10 @@ _RECORD_VALUES: dict[int, list[Any]] = {
 
 def _change_record(file: RunFile, rng: random.Random) -> str:
     records = file.records()
+    if not records:
+        return "no record to change"
     over_all = [record for record in records if record[1] == -1]
-    old = rng.choice(over_all if rng.random() < 0.6 else records)
+    old = rng.choice(over_all if over_all and rng.random() < 0.6 else records)
     new = list(old[:6])
     field = rng.choice([0, 1, 2, 3, 4, 4, 4, 5, 5])
     new[field] = rng.choice(_RECORD_VALUES[field])
@@ -216,6 +229,27 @@ _STATE_BYTES: list[Any] = [
     b"receipt 1 2 3", b"receipt 99999999999999999999999 abc", b"receipt " + b"9" * 5000 + b" a",
     b"receipt 1 abc", "text",
 ]  # fmt: skip
+
+
+def _safetensors(header: object, values: bytes = b"") -> bytes:
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + values
+
+
+def _tensor(kind: str, shape: list[int], size: int) -> dict[str, object]:
+    return {"dtype": kind, "shape": shape, "data_offsets": [0, size]}
+
+
+_STATE_BYTES += [
+    _safetensors({"x": _tensor("F32", [2**62, 0], 0)}),
+    _safetensors({"x": _tensor("F32", [2**63, 2, 0], 0)}),
+    _safetensors({"x": _tensor("F32", [0] * 5000, 0)}),
+    _safetensors({"x": _tensor("F32", [2**40], 4)}, b"abcd"),
+    _safetensors({"x": _tensor("F8_E4M3", [4], 4)}, b"abcd"),
+    _safetensors({"x": _tensor("C64", [1], 8)}, b"abcdefgh"),
+    _safetensors({"__metadata__": {"a": "\x1b[2J" * 1000}, "\x1b[2J\0": _tensor("U16", [2], 4)}, b"abcd"),
+]
+"""Headers whose shapes, types or names do not fit; the first ones have no values, whatever their shape."""
 
 
 def _change_state(file: RunFile, rng: random.Random) -> str:
@@ -255,7 +289,14 @@ def _other_tensors(content: bytes, rng: random.Random) -> bytes:
 
 def _move_state(file: RunFile, rng: random.Random) -> str:
     kind, client, round_, state = rng.choice(file.states())
-    action = rng.choice(["delete", "round", "kind", "client"])
+    action = rng.choice(["delete", "round", "kind", "client", "all rounds"])
+    if action == "all rounds":  # the last record is of the round of the state, as in a run
+        last_round = rng.choice([10**7, 10**12, 2**62, 2**63 - 1])
+        for other_kind, other_client, _, content in file.states():
+            file.set_state(other_kind, other_client, last_round, content)
+        last = max(file.records(), key=lambda record: record[0])
+        file.replace_record(last, [last_round, *last[1:6]])
+        return f"states and a record are of round {last_round}"
     if action != "round":
         file.delete_state(kind, client)
     if action == "round":
@@ -296,6 +337,9 @@ _TABLE_CHANGES = [
     "DROP TABLE rows; CREATE TABLE rows (round, client, moment, name, value, weight, crc)",
     "DROP TABLE meta; CREATE TABLE meta (key, value, crc)",
     "CREATE VIEW further AS SELECT * FROM rows",
+    "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 2",
+    "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 10000 WHERE name = 'rows'",
+    "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = '\x1b[2J'",
     "PRAGMA user_version = 2",
     "PRAGMA user_version = 99",
     "PRAGMA application_id = 7",

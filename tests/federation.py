@@ -12,7 +12,7 @@ from feddbe.methods.registry import METHODS, supported_addons
 from feddbe.runs.experiment import Experiment
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.state import Receipt, decode, sha256
 from feddbe.testing import (
     MessageRecorder,
@@ -69,7 +69,7 @@ class EngineWithMissingClients:
     """A serial engine that skips client `missing_client(t)` in round t."""
 
     def __init__(self, experiment: Experiment) -> None:
-        self.serial = Serial(experiment.task, experiment.method)
+        self.serial = SerialEngine(experiment.task, experiment.method)
 
     def missing_client(self, round_: int) -> int:
         return int(seeds.make_rng(5, "forget", round_).randint(self.serial.task.split.clients))

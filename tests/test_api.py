@@ -190,7 +190,7 @@ def test_resume_after_interrupt_is_bit_exact(engine: str) -> None:
         feddbe.run("fedavg+dbe", **options, out="cut", callback=callback)
     assert callback.starts == [("fedavg+dbe", Path("cut"), 0, 4)]
     assert callback.rounds == [0, 1, 2]
-    assert [result["round"] for result in feddbe.load("cut")["rounds"]] == [0, 1, 2]
+    assert [result["round"] for result in feddbe.load_run("cut")["rounds"]] == [0, 1, 2]
     with pytest.raises(feddbe.InvalidInputError, match="contains this run already"):
         feddbe.run("fedavg+dbe", **options, out="cut")
     callback = StopAfterRound(-1)
@@ -206,7 +206,7 @@ def test_resume_with_more_rounds_extends_a_run() -> None:
     feddbe.run("fedavg", **{**options, "rounds": 1})
     extended = feddbe.run("fedavg", **{**options, "rounds": 3, "resume": True})
     uninterrupted = feddbe.run("fedavg", **{**options, "rounds": 3, "out": "uninterrupted"})
-    assert extended["config"]["rounds"] == feddbe.load("longer")["config"]["rounds"] == 3
+    assert extended["config"]["rounds"] == feddbe.load_run("longer")["config"]["rounds"] == 3
     assert extended["server_sha256"] == uninterrupted["server_sha256"]
     assert len(extended["rounds"]) == 4
 

@@ -117,7 +117,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_random_arguments(
+def test_random_arguments_result_in_at_most_one_line(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`main` raises no exception; an error is one printable line."""
@@ -152,7 +152,7 @@ def test_random_arguments(
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-def test_random_toml(
+def test_random_toml_results_in_at_most_one_line(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -275,3 +275,12 @@ def test_docstring_of_public_function_describes_every_argument(name: str) -> Non
         if parameter not in described
     )
     assert described == parameters, f"{path}:{line}: order of Args"
+
+
+@pytest.mark.parametrize("name", PUBLIC_FUNCTIONS)
+def test_docstring_of_public_function_describes_results_and_errors(name: str) -> None:
+    function = getattr(feddbe, name)
+    docstring = inspect.getdoc(function) or ""
+    returns_a_value = inspect.signature(function).return_annotation not in (None, "None")
+    assert ("\nReturns:\n" in docstring) == returns_a_value
+    assert ("\nRaises:\n" in docstring) == (name != "list_runs"), "a run that cannot be read is a record"

@@ -111,7 +111,7 @@ def test_nested_torch_seeded() -> None:
         (5, 0.5, 3), (25, 0.1, 3), (20, 0.97, 19), (20, 0.98, 20), (10, 0.14, 1),
     ],
 )  # fmt: skip
-def test_cohort_size(clients: int, participation: float, size: int) -> None:
+def test_cohort_size_is_rounded_and_at_least_one(clients: int, participation: float, size: int) -> None:
     """The nearest whole number to participation * clients, half is up, at least 1: 2.5 -> 3, 0.03 -> 1."""
     cohort = seeds.sample_cohort(0, 1, clients, participation)
     assert len(cohort) == size

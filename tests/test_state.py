@@ -128,7 +128,7 @@ def test_sha256_has_not_changed() -> None:
 # --- sizes and parts
 
 
-def test_nbytes() -> None:
+def test_nbytes_counts_by_type() -> None:
     """2 x 3 float32 = 24, one int64 = 8, three uint8 = 3, nothing = 0."""
     state = {"w": torch.zeros(2, 3), "n": torch.tensor(5), "e": torch.zeros(0)}
     state["x"] = torch.zeros(3, dtype=torch.uint8)
@@ -136,7 +136,7 @@ def test_nbytes() -> None:
     assert nbytes({}) == 0
 
 
-def test_drop_keys() -> None:
+def test_drop_keys_removes_names_and_prefixes() -> None:
     """A pattern is a name, or a prefix if it ends with a slash: a layer called prbm_net is not PRBM's."""
     state = {name: torch.zeros(1) for name in ("prbm", "prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w")}
     assert list(drop_keys(state, ["prbm"])) == ["prbm_net.weight", "fc.prbm", "mean", "buffer/a", "w"]

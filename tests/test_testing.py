@@ -159,7 +159,7 @@ def test_passed_checks_are_listed() -> None:
     assert len(passed) == 3
 
 
-def test_wrong_arguments() -> None:
+def test_check_rejects_wrong_arguments_in_one_line() -> None:
     with pytest.raises(
         InvalidInputError, match=r"^'fedavgg' is not the name of a method; as in fedavg or my_method"
     ):

@@ -17,7 +17,7 @@ from feddbe.methods import registry
 from feddbe.reporting import build_figures, build_tables
 from feddbe.reporting.figure import Curves
 from feddbe.results import curves
-from feddbe.results.seeds import group_seeds
+from feddbe.results.repetitions import group_seeds
 from feddbe.results.statistics import Reason
 from feddbe.runs import store
 from feddbe.runs.experiment import resolve
@@ -91,9 +91,9 @@ def test_verification_is_judged_by_statuses(tmp_path: Path, monkeypatch: pytest.
 def test_backend_may_reject_a_plan_with_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends.all_backends()["compiled"], "unsupported_reason", lambda plan: TEXT)
     plan = make_plan("perceptron")
-    assert backends.select_trainer(plan).name == "autograd"
+    assert backends.select_backend(plan).name == "autograd"
     with pytest.raises(InvalidInputError, match=f"does not support this: {TEXT}; use auto"):
-        backends.select_trainer(plan, "compiled")
+        backends.select_backend(plan, "compiled")
 
 
 def test_lock_is_recognized_by_its_error_code(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from feddbe.reporting.html.page import write_report
 from feddbe.reporting.paper_table import PaperTable
 from feddbe.reporting.run import Run, Runs, Sweep, summary_table
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
-from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead
+from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead, requested_result
 from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.build_document import (
@@ -88,7 +88,7 @@ def run(
 
     Raises:
         InvalidInputError: An option, the data or the model is not valid.
-        DivergenceError: Training diverged. `load` returns the rounds before.
+        DivergenceError: Training diverged. `load_run` returns the rounds before.
     """
     raw, dataset, module = _collect([method] if method else [], data, model, options)
     with _callbacks(callback, quiet=raw.values.get("quiet") is True) as callbacks:
@@ -119,7 +119,7 @@ def compare(
     """Run several methods on the same data, split, model and seed.
 
     With several seeds or values, runs are executed in parallel. Runs that exist in `out` are not repeated.
-    The comparison is recorded as a study, which `load` returns again.
+    The comparison is recorded as a study, which `load_study` returns again.
 
     Args:
         methods: Names or instances of methods.
@@ -135,6 +135,10 @@ def compare(
     Returns:
         The runs in the order of the methods. A run that diverged has `diverged` set. A sweep is a `Sweep`,
         whose `chosen` runs were selected on validation data.
+
+    Raises:
+        InvalidInputError: An option, the data or the model is not valid.
+        StoreError: A run in `out` cannot be read.
     """
     raw, dataset, module = _collect(methods, data, model, options)
     quiet = raw.values.get("quiet") is True
@@ -184,16 +188,15 @@ def _callbacks(callback: CallbackSpec | Sequence[CallbackSpec] | None, *, quiet:
     return CallbackList([make_callback(callback), default_callback(quiet=quiet)])
 
 
-def load(folder: str | Path, *, hashes: bool = True) -> Any:
-    """Return an existing run or study.
+def load(folder: str | Path, *, hashes: bool = True) -> Run | Runs:
+    """Return an existing run or study; `load_run` and `load_study` return one of the two types.
 
     Args:
         folder: The folder of a run or study, or its name in `runs/`.
         hashes: Compute the hashes of the states, which may be large.
 
     Returns:
-        A `Run`. For a study, the `Runs` or the `Sweep` that `compare` returned, cut to the study's rounds. A
-        warning names each run of the study that is missing or was changed.
+        A `Run`, as `load_run` returns it. For a study, `Runs` or a `Sweep`, as `load_study` returns them.
 
     Raises:
         InvalidInputError: The run does not exist, or the folder has several studies.
@@ -201,10 +204,54 @@ def load(folder: str | Path, *, hashes: bool = True) -> Any:
     """
     study_folder = record.find_study(str(folder))
     if study_folder is None:
-        return Run(load_document(folders.resolve_run(str(folder)), hashes=hashes))
-    study = record.open_study(study_folder, hashes=hashes)
+        return load_run(folder, hashes=hashes)
+    return _load_study(study_folder, hashes=hashes)
+
+
+def load_run(folder: str | Path, *, hashes: bool = True) -> Run:
+    """Return an existing run.
+
+    Args:
+        folder: The folder of a run, or its name in `runs/`.
+        hashes: Compute the hashes of the states, which may be large.
+
+    Returns:
+        The run that `run` returned.
+
+    Raises:
+        InvalidInputError: The folder is not that of a run.
+        StoreError: The run's file cannot be read.
+    """
+    return Run(load_document(folders.resolve_run(str(folder)), hashes=hashes))
+
+
+def load_study(folder: str | Path, *, hashes: bool = True) -> Runs:
+    """Return the runs of a study.
+
+    Args:
+        folder: The folder of a study, or its name.
+        hashes: Compute the hashes of the states, which may be large.
+
+    Returns:
+        The `Runs` or the `Sweep` that `compare` returned, cut to the study's rounds. A warning names each run
+        of the study that is missing or was changed.
+
+    Raises:
+        InvalidInputError: The folder is not that of a study, or has several studies.
+        StoreError: A file cannot be read, or no run of the study exists.
+    """
+    study_folder = record.find_study(str(folder))
+    if study_folder is None:
+        existing = ", ".join(map(str, record.all_studies()[:8])) or f"none in {RUNS_DIR}/"
+        raise InvalidInputError(f"'{folder}' is not the folder of a study; existing studies: {existing}")
+    return _load_study(study_folder, hashes=hashes)
+
+
+def _load_study(folder: Path, *, hashes: bool) -> Runs:
+    """Return the runs of the study in a folder, with warnings at the line of the user's call."""
+    study = record.open_study(folder, hashes=hashes)
     for problem in study.problems:
-        warnings.warn(problem, stacklevel=2)
+        warnings.warn(problem, stacklevel=3)
     is_sweep = study.record.purpose is record.Purpose.SWEEP
     return (Sweep if is_sweep else Runs)(map(Run, study.documents))
 
@@ -254,37 +301,60 @@ def report(
 
 
 def list_runs(folder: str | Path = RUNS_DIR) -> list[RunRecord]:
-    """Return a record for each run below a folder: name, method, data, rounds, accuracies and state.
+    """List the runs below a folder.
 
     Args:
         folder: Folder to search.
+
+    Returns:
+        A record for each run: name, method, data, rounds, accuracies and state. A run that cannot be read has
+        only a name and a state. A run of a sweep has no accuracies: the study has those of the chosen values.
     """
     root = Path(folder)
-    return [run_record(path, root) for path in folders.list_runs(root)]
+    records = [run_record(path, root) for path in folders.list_runs(root)]
+    sweep_runs = {str(path.relative_to(root)) for path in record.runs_of_sweeps(root)}
+    for run in records:
+        if run["name"] in sweep_runs:
+            run["best"] = run["last"] = None
+    return records
 
 
-def fairness(runs: RunNames, *, round: str = "best") -> list[Fairness]:
-    """Return each run's accuracy by client, and how many clients gain or lose against local and fedavg.
+def fairness(runs: RunNames, *, round: str | None = None) -> list[Fairness]:
+    """Compare the clients' accuracies of each run with those of `local` and `fedavg`.
 
     Args:
         runs: Folders, or names in `runs/`; also the runs themselves.
-        round: `best` or `last`.
+        round: `best` or `last`; by default the last, or the best if it was chosen on validation data.
+
+    Returns:
+        A dictionary for each run: accuracy by client, its spread, and how many clients gain or lose.
+
+    Raises:
+        InvalidInputError: A run does not exist, or `round` is unknown.
+        StoreError: A run cannot be read.
     """
-    if round not in ("best", "last"):
+    if round not in (None, "best", "last"):
         raise unknown_name("round", round, ("best", "last"))
     documents = _load_documents(runs)
     accuracies = [
-        client_accuracies(Path(document["folder"]), document["best" if round == "best" else "last"])
+        client_accuracies(Path(document["folder"]), requested_result(document, round))
         for document in documents
     ]
     return compute_fairness(documents, accuracies, round)
 
 
 def overhead(runs: RunNames) -> list[Overhead]:
-    """Return the cost of each run: seconds, bytes, the state that clients keep, memory.
+    """Compute the cost of each run.
 
     Args:
         runs: Folders, or names in `runs/`; also the runs themselves.
+
+    Returns:
+        A dictionary for each run: seconds, bytes, size of the state that clients keep, memory.
+
+    Raises:
+        InvalidInputError: A run does not exist.
+        StoreError: A run cannot be read.
     """
     return [
         compute_overhead(document, count_private_values(Path(document["folder"])))
@@ -293,9 +363,17 @@ def overhead(runs: RunNames) -> list[Overhead]:
 
 
 def _load_documents(runs: RunNames) -> list[RunDocument]:
-    names = [runs] if isinstance(runs, str | Path | Run) else runs
-    folder_names = [name["folder"] if isinstance(name, Run) else str(name) for name in names]
-    return record.load_documents(folder_names, warnings.warn)
+    """Return the documents, each run once; runs of a study stay cut to its rounds, as on the command line."""
+    if isinstance(runs, str | Path | Run):
+        runs = [runs]
+    elif isinstance(runs, Sweep):
+        runs = runs.chosen
+    documents: dict[str, RunDocument] = {}
+    for run in runs:
+        named = [run.document] if isinstance(run, Run) else record.load_documents([str(run)], warnings.warn)
+        for document in named:
+            documents.setdefault(document["folder"], document)
+    return list(documents.values())
 
 
 def tune(
@@ -321,6 +399,10 @@ def tune(
 
     Returns:
         The trials, of which `best` has the highest validation accuracy.
+
+    Raises:
+        InvalidInputError: An option, the space or the data is not valid.
+        StoreError: A trial in `out` cannot be read.
     """
     for name in options.keys() & NOT_TUNED:
         raise InvalidInputError(f"{name}: a search does not have this option; leave it out")
@@ -354,6 +436,10 @@ def reproduce(
 
     Returns:
         By name, the tables with our numbers next to the paper's. Figures are drawn into `out/figures`.
+
+    Raises:
+        InvalidInputError: An experiment, row or column is unknown, or its data is missing.
+        StoreError: A run cannot be read.
     """
     small = scale == "small"
     experiments = paper_studies.load_studies(
@@ -385,6 +471,10 @@ def draw(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -
 
     Returns:
         The paths of the figures.
+
+    Raises:
+        InvalidInputError: A file cannot be written.
+        StoreError: A run cannot be read.
     """
     runs = cast(Sequence[RunDocument], documents)
     figures = []
@@ -458,6 +548,10 @@ def analyze(
 
     Returns:
         The runs, with the results in `analyses`.
+
+    Raises:
+        InvalidInputError: A run does not exist, or an analysis, round, moment or layer is unknown.
+        StoreError: A run cannot be read.
     """
     selected = tuple(registry.parse_analyses(analyses))
     moments = _split_names(moment)

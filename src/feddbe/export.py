@@ -178,7 +178,7 @@ def _find_client(client: int | str, names: Sequence[str], members: int) -> int:
     text = str(client)
     if text in names:
         index = names.index(text)
-    elif text.isdecimal():
+    elif text.isdecimal() and len(text) < 19:
         index = int(text)
     else:
         known = f": {truncate(', '.join(names))}" if names else f" by number, 0..{members - 1}"
@@ -302,6 +302,9 @@ def predict(
 
     Returns:
         The model's description, with `labels`, and `rows` with `label` and `probabilities` of each row.
+
+    Raises:
+        InvalidInputError: Run or client does not exist, or the file's columns or shapes are not the model's.
     """
     client_model = load_client_model(
         run, client, round, trained_on, model, make_permission(code, trust=trust)
@@ -335,9 +338,12 @@ Needs the packages in requirements.txt, but not feddbe.
 """
 
 import json
+import signal
 import sys
 from pathlib import Path
 
+if hasattr(signal, "SIGPIPE"):
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no error if the output is closed, as by `| head`
 USAGE = "usage: python score.py FILE, as in: python score.py {example}"
 if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
     is_help = sys.argv[1:] in (["-h"], ["--help"])
@@ -374,7 +380,7 @@ def export_model(
     code: Sequence[str | Path] = (),
     trust: bool = False,
 ) -> Path:
-    """Write the model that a client uses to a folder that does not need feddbe, and return the folder.
+    """Export the model that a client uses to a folder that does not need feddbe.
 
     The folder has `model.safetensors`, `model.pt2` (a program of `torch.export`), `preprocessing.json`,
     `rows.py`, `score.py` and `requirements.txt`. Each program is executed and must give the run's logits.
@@ -390,6 +396,9 @@ def export_model(
         model: The run's model, if it was a Python object.
         code: Files whose code may be executed, if their content is that of the run.
         trust: Allow all code of the run, because it is the user's own.
+
+    Returns:
+        The new folder.
 
     Raises:
         InvalidInputError: The model cannot be exported, or the folder cannot be written or replaced.

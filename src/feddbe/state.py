@@ -187,12 +187,22 @@ def check_stored_layout(state: State, expected: Layout, folder: Path) -> None:
         )
 
 
-def check_client_layout(state: State, expected: Layout, method: str, client: int) -> None:
-    """Raise an error if a client's stored state lacks an entry with which the method starts."""
+def check_kept_state_layout(state: State, expected: Layout, method: str, client: str) -> None:
+    """Raise an error if a client's stored state lacks an entry with which the method starts.
+
+    Args:
+        state: The client's state.
+        expected: Layout of the state with which the method starts.
+        method: Name of the method, for the error message.
+        client: The client as messages call it, as in `client 'Ulm'`.
+
+    Raises:
+        CorruptRunError: An entry is missing, or has another shape or type.
+    """
     mismatch = _describe_mismatch(state, expected)
     if mismatch:
         raise CorruptRunError(
-            f"the stored state of client {client} does not fit {method}: expected {mismatch}; restore the "
+            f"the stored state of {client} does not fit {method}: expected {mismatch}; restore the "
             "run from a copy or start it again"
         )
 

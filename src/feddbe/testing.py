@@ -34,11 +34,11 @@ from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines, loop
 from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.state import State, decode, matches_pattern
 
 
-class Federation(NamedTuple):
+class Problem(NamedTuple):
     """Data and model with which methods are checked."""
 
     dataset: Dataset | None = None
@@ -47,14 +47,14 @@ class Federation(NamedTuple):
     """Model; None: a perceptron for digits, and the default model for other data."""
 
 
-DIGITS = Federation()
+DIGITS = Problem()
 
 
-def make_dataset(sizes: Sequence[int] = (60, 44, 28), federation: Federation = DIGITS) -> Dataset:
+def make_dataset(sizes: Sequence[int] = (60, 44, 28), problem: Problem = DIGITS) -> Dataset:
     """Return a data set with a client column: sizes[i] samples for client i."""
     n = sum(sizes)
     client = np.repeat(np.arange(len(sizes)), sizes)
-    whole = federation.dataset
+    whole = problem.dataset
     if whole is None:
         whole = digits.load()
         return Dataset("tiny", whole.x[:n], whole.y[:n], whole.classes, whole.scale, whole.shift, client)
@@ -72,14 +72,14 @@ def make_dataset(sizes: Sequence[int] = (60, 44, 28), federation: Federation = D
 
 
 def make_experiment(
-    name: str, dataset: Dataset | None = None, federation: Federation = DIGITS, **options: Any
+    name: str, dataset: Dataset | None = None, problem: Problem = DIGITS, **options: Any
 ) -> Experiment:
     """Return two rounds of this method, by default with three clients."""
     config: dict[str, Any] = {"partition": "natural", "rounds": 2}
-    if federation == DIGITS:
+    if problem == DIGITS:
         config |= {"model": "mlp", "lr": 0.1}
-    dataset = dataset or make_dataset(federation=federation)
-    return resolve(name, Config(**config | options), dataset=dataset, model=federation.model)
+    dataset = dataset or make_dataset(problem=problem)
+    return resolve(name, Config(**config | options), dataset=dataset, model=problem.model)
 
 
 class Outcome(NamedTuple):
@@ -131,7 +131,7 @@ def are_identical(a: State, b: State) -> bool:
     return a.keys() == b.keys() and all(a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a)
 
 
-class MessageRecorder(Serial):
+class MessageRecorder(SerialEngine):
     """A serial engine that records every message and every private state."""
 
     def __init__(self, experiment: Experiment) -> None:
@@ -198,17 +198,17 @@ def check(
     instance = _instance(method)
     name = format_name(instance)
     dataset = load_dataset(data) if isinstance(data, str | Path) else dataset_from_object(data)
-    federation = Federation(dataset, model)
+    problem = Problem(dataset, model)
     names_of_addons = supported_addons(type(instance)) if addons is None else addons
     lines = []
     with tempfile.TemporaryDirectory(prefix="feddbe-check-") as root:
         folder = Path(root)
         for addon in ("", *names_of_addons):
             spec = f"{name}+{addon}" if addon else name
-            passed = _collect(spec, _check_combination(spec, engines, folder / f"with {addon}", federation))
+            passed = _collect(spec, _check_combination(spec, engines, folder / f"with {addon}", problem))
             lines.append(f"{spec}: {', '.join(passed)}")
         options = _collect(
-            name, _check_options(instance, folder, prerequisites or {}, values or {}, rounds, federation)
+            name, _check_options(instance, folder, prerequisites or {}, values or {}, rounds, problem)
         )
     lines.append(f"{name}: options that act: {', '.join(options) or 'it has none'}")
     return lines
@@ -238,24 +238,22 @@ def _instance(method: type[Method] | Method | str) -> Method:
     return method() if isinstance(method, type) and issubclass(method, Method) else method
 
 
-def _check_combination(
-    spec: str, engines: Sequence[str], folder: Path, federation: Federation
-) -> Iterator[str]:
+def _check_combination(spec: str, engines: Sequence[str], folder: Path, problem: Problem) -> Iterator[str]:
     """Check a method with or without an add-on; yield the passed checks."""
     for number, engine in enumerate(engines):
-        check_engines(spec, folder / f"engine-{number}", engine, federation)
+        check_engines(spec, folder / f"engine-{number}", engine, problem)
         yield f"same bits on {engine}"
-    check_resume(spec, folder / "resumed", federation)
+    check_resume(spec, folder / "resumed", problem)
     yield "when resumed after each round"
     if CAN_KILL:
-        check_kill(spec, folder / "kill", federation)
+        check_kill(spec, folder / "kill", problem)
         yield "after kill -9"
-    check_secrets(spec, folder / "secrets", federation)
+    check_secrets(spec, folder / "secrets", problem)
     yield "no secret sent"
-    check_partial_participation(spec, folder / "part", federation)
+    check_partial_participation(spec, folder / "part", problem)
     yield "part of the clients"
     for sizes in ((60, 4), (40,)):
-        check_small_clients(spec, folder / f"few-{len(sizes)}", sizes, federation)
+        check_small_clients(spec, folder / f"few-{len(sizes)}", sizes, problem)
     yield "few samples"
 
 
@@ -265,7 +263,7 @@ def _check_options(
     prerequisites: Mapping[str, Mapping[str, Any]],
     values: Mapping[str, Sequence[Any]],
     rounds: int,
-    federation: Federation,
+    problem: Problem,
 ) -> Iterator[str]:
     """Check that every option of the method has an effect; yield each with its values."""
     cls = type(method)
@@ -288,11 +286,11 @@ def _check_options(
                 f"{cls.name}: the allowed values of {key} are not known; pass values={{'{key}': [...]}}"
             )
         base_outcome = run_outcome(
-            make_experiment(format_name(base), federation=federation, rounds=rounds), folder / key
+            make_experiment(format_name(base), problem=problem, rounds=rounds), folder / key
         )
         for value in other_values:
             changed = dataclasses.replace(base, **{key: value})
-            experiment = make_experiment(format_name(changed), federation=federation, rounds=rounds)
+            experiment = make_experiment(format_name(changed), problem=problem, rounds=rounds)
             outcome = run_outcome(experiment, folder / f"{key}-{value}")
             if not outcomes_differ(base_outcome, outcome):
                 raise AssertionError(
@@ -308,9 +306,9 @@ CAN_KILL = sys.platform == "linux"
 _PURE = "results may depend on arguments only, and on trainer.rng or ctx.rng for random numbers"
 
 
-def check_engines(name: str, folder: Path, engine: str, federation: Federation = DIGITS) -> None:
+def check_engines(name: str, folder: Path, engine: str, problem: Problem = DIGITS) -> None:
     """Check that states and results are the same on another engine as on serial."""
-    experiment = make_experiment(name, federation=federation, participation=_participation(name))
+    experiment = make_experiment(name, problem=problem, participation=_participation(name))
     serial = run_outcome(experiment, folder / "serial")
     other = run_outcome(experiment, folder / "other", engine)
     difference = _find_difference(serial, other)
@@ -318,18 +316,18 @@ def check_engines(name: str, folder: Path, engine: str, federation: Federation =
         raise AssertionError(f"{name}: on {engine} {difference} differs from serial; {_PURE}")
 
 
-def check_resume(name: str, folder: Path, federation: Federation = DIGITS) -> None:
+def check_resume(name: str, folder: Path, problem: Problem = DIGITS) -> None:
     """Check that a run resumed after each round is the same run.
 
     All state must be in the file, both the last one and that of the best round; none may be in memory only.
     """
     share = _participation(name)
     uninterrupted = run_outcome(
-        make_experiment(name, federation=federation, rounds=3, participation=share), folder / "whole"
+        make_experiment(name, problem=problem, rounds=3, participation=share), folder / "whole"
     )
     for rounds in range(4):
         resumed = run_outcome(
-            make_experiment(name, federation=federation, rounds=rounds, participation=share), folder / "parts"
+            make_experiment(name, problem=problem, rounds=rounds, participation=share), folder / "parts"
         )
     difference = _find_difference(uninterrupted, resumed)
     if difference:
@@ -340,9 +338,9 @@ def check_resume(name: str, folder: Path, federation: Federation = DIGITS) -> No
     )
 
 
-def check_kill(name: str, folder: Path, federation: Federation = DIGITS) -> None:
+def check_kill(name: str, folder: Path, problem: Problem = DIGITS) -> None:
     """Check that a run killed in the middle of round 2 resumes in another process with the same result."""
-    experiment = make_experiment(name, federation=federation, rounds=3, participation=_participation(name))
+    experiment = make_experiment(name, problem=problem, rounds=3, participation=_participation(name))
     child = multiprocessing.get_context("fork").Process(
         target=_run_until_killed, args=(experiment, folder / "killed")
     )
@@ -355,7 +353,7 @@ def check_kill(name: str, folder: Path, federation: Federation = DIGITS) -> None
         raise AssertionError(f"{name}: killed and resumed, {difference} differs; {_PURE}")
 
 
-class _KillingEngine(Serial):
+class _KillingEngine(SerialEngine):
     """A serial engine that kills its process in round 2, after the first result."""
 
     def run(
@@ -373,9 +371,9 @@ def _run_until_killed(experiment: Experiment, folder: Path) -> None:
     run_recorded(experiment, folder, engine)
 
 
-def check_secrets(name: str, folder: Path, federation: Federation = DIGITS) -> None:
+def check_secrets(name: str, folder: Path, problem: Problem = DIGITS) -> None:
     """Check that no value of a secret is sent; names of messages are checked in every call."""
-    experiment = make_experiment(name, federation=federation)
+    experiment = make_experiment(name, problem=problem)
     method = experiment.method
     recorder = MessageRecorder(experiment)
     run_recorded(experiment, folder, recorder)
@@ -408,21 +406,21 @@ def find_leaks(recorder: MessageRecorder, secret: Names) -> list[str]:
     return leaks
 
 
-def check_partial_participation(name: str, folder: Path, federation: Federation = DIGITS) -> None:
+def check_partial_participation(name: str, folder: Path, problem: Problem = DIGITS) -> None:
     """Check a run with one of ten clients per round, of which eight never train but are evaluated.
 
     A method with `needs_all_clients` must be refused with its reason.
     """
-    dataset = make_dataset([24] * 10, federation)
+    dataset = make_dataset([24] * 10, problem)
     reason = parse_method(name).needs_all_clients
     if reason:
         try:
-            make_experiment(name, dataset, federation, participation=0.1)
+            make_experiment(name, dataset, problem, participation=0.1)
         except InvalidInputError as error:
             _require(reason in str(error), f"{name}: {error}")
             return
         raise AssertionError(f"{name} needs all clients, and runs with a tenth of them")
-    experiment = make_experiment(name, dataset, federation, participation=0.1)
+    experiment = make_experiment(name, dataset, problem, participation=0.1)
     outcome = run_outcome(experiment, folder)
     participants = {client for round_ in (1, 2) for client in seeds.sample_cohort(0, round_, 10, 0.1)}
     if experiment.method.has_setup and experiment.task.model.buffers:  # statistics of the setup's training
@@ -435,11 +433,9 @@ def check_partial_participation(name: str, folder: Path, federation: Federation 
     _require(is_complete, f"{name}: not every client is evaluated")
 
 
-def check_small_clients(
-    name: str, folder: Path, sizes: Sequence[int], federation: Federation = DIGITS
-) -> None:
+def check_small_clients(name: str, folder: Path, sizes: Sequence[int], problem: Problem = DIGITS) -> None:
     """Check a run with clients of these sizes: one with less than a batch, or a single client."""
-    outcome = run_outcome(make_experiment(name, make_dataset(sizes, federation), federation), folder)
+    outcome = run_outcome(make_experiment(name, make_dataset(sizes, problem), problem), folder)
     for key, tensor in outcome.server.items():
         is_finite = bool(torch.isfinite(tensor).all())
         _require(is_finite, f"{name}: '{key}' is not finite, with clients of {(*sizes,)} samples")

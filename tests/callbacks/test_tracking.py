@@ -112,7 +112,7 @@ def test_wandb_has_options_and_every_round(tmp_path: Path, capsys: pytest.Captur
     command = ["run", "fedavg", *OPTIONS, "--rounds", "2", "--engine", "pool(workers=2)", "--out", "one"]
     assert main([*command, "--callback", "wandb:project", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["method"] == "fedavg"
-    run = feddbe.load("one")
+    run = feddbe.load_run("one")
     (live,) = Path("wandb").glob("offline-run-*")
     config, accuracies = _wandb_records(live)
     assert (config["lr"], config["clients"]) == (run["config"]["lr"], 4)

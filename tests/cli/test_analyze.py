@@ -19,6 +19,7 @@ from feddbe.metrics.representations.discrepancy import Discrepancy, discrepancy
 from feddbe.metrics.representations.linear_probe import linear_probe
 from feddbe.metrics.representations.mdl import QUICK, mdl
 from feddbe.metrics.representations.points import Points, make_points
+from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.runs import analysis
 from feddbe.runs.replay import load_experiment
@@ -50,7 +51,7 @@ def shell_with_runs(shell: Shell, stored_runs: Path, tmp_path: Path) -> Shell:
 
 def load_without_analyses(folder: Path) -> dict[str, Any]:
     """Return the document of a run without its analyses."""
-    return {**feddbe.load(folder), "analyses": []}
+    return {**feddbe.load_run(folder), "analyses": []}
 
 
 def compute_points(folder: Path, layer: str, params: State | None = None) -> Points:
@@ -94,7 +95,7 @@ def test_analyses_are_those_of_the_best_global_model(shell_with_runs: Shell) -> 
     assert (code, err) == (0, "")
     assert [load_without_analyses(run) for run in runs] == before
     assert all(verify_run(run).is_intact for run in runs)
-    document = feddbe.load(runs[1])
+    document = feddbe.load_run(runs[1])
     for layer in ("z_g", "z"):
         points = compute_points(runs[1], layer)
         results = {result["analysis"]: result for result in document["analyses"] if result["layer"] == layer}
@@ -102,7 +103,7 @@ def test_analyses_are_those_of_the_best_global_model(shell_with_runs: Shell) -> 
         assert results["probe"]["samples"] == len(points.y)
         expected = discrepancy(points)
         assert results["discrepancy"]["overall"]["mmd2"] == pytest.approx(
-            expected.overall()["mmd2"], rel=1e-4
+            expected.mean_over_clients()["mmd2"], rel=1e-4
         )
         distances = [values["mean_distance"] for values in results["discrepancy"]["clients"].values()]
         assert distances == pytest.approx(expected.mean_distance.tolist(), rel=1e-5)
@@ -132,7 +133,7 @@ def test_shared_discrepancy_uses_one_model_for_both_clients(shell_with_runs: She
     fedavg, dbe = (
         {
             (result["on"], result["moment"], result["layer"]): result["clients"]
-            for result in feddbe.load(f"pair/{name}")["analyses"]
+            for result in feddbe.load_run(f"pair/{name}")["analyses"]
         }
         for name in ("fedavg", "fedavg+dbe")
     )
@@ -175,7 +176,7 @@ def test_probe_of_all_samples_under_each_clients_model(shell_with_runs: Shell) -
     """Before local training all clients have the global model; after it, each has its own."""
     code, out, err = shell_with_runs("analyze pair --analyses probe --samples all")
     assert (code, err) == (0, "")
-    document = feddbe.load("pair/fedavg")
+    document = feddbe.load_run("pair/fedavg")
     results = {(result["on"], result["moment"]): result for result in document["analyses"]}
     assert set(results) == {("all", "before"), ("all", "after")}, "the default"
     before = {values["value"] for values in results["all", "before"]["clients"].values()}
@@ -241,7 +242,7 @@ def test_quick_results_are_marked_and_progress_is_printed(
     assert "mdl-quick" in out
     assert "QUICK" in out
     assert Path("pair/fedavg/mdl-quick.png").exists()
-    (result,) = feddbe.load("pair/fedavg")["analyses"]
+    (result,) = feddbe.load_run("pair/fedavg")["analyses"]
     assert (result["quick"], result["settings"]["steps"], result["samples"]) == (True, QUICK.steps, 60)
     points = sample_points(compute_points(Path("pair/fedavg"), "z"), 60)
     expected = mdl(points, classes=10, settings=QUICK)
@@ -267,7 +268,8 @@ def test_analyzed_run_resumes_with_identical_results(shell_with_runs: Shell) -> 
         document["rounds"] = [{**result, "seconds": 0} for result in document["rounds"]]
     for key in ("rounds", "server_sha256", "clients_sha256", "config_hash"):
         assert analyzed[key] == not_analyzed[key]
-    assert [result["round"] for result in feddbe.load("pair/fedavg")["analyses"]] == [2] * 8, "still stored"
+    still_stored = feddbe.load_run("pair/fedavg")["analyses"]
+    assert [result["round"] for result in still_stored] == [2] * 8
 
 
 def test_per_client_analyzes_each_client_separately(shell_with_runs: Shell) -> None:
@@ -320,10 +322,11 @@ def test_ctrl_c_keeps_finished_analyses(shell_with_runs: Shell, monkeypatch: pyt
             raise KeyboardInterrupt
 
     monkeypatch.setattr(display.CliProgress, "on_round_end", interrupt)
-    code, _, err = shell_with_runs("analyze pair/fedavg --analyses probe --samples 40")
+    code, _, err = shell_with_runs("analyze pair/fedavg --analyses probe,discrepancy --on all --samples 40")
     message = "feddbe: stopped; finished analyses are kept, repeat the command for the others\n"
     assert (code, err) == (130, message)
-    assert len(feddbe.load("pair/fedavg")["analyses"]) == 1
+    finished = {result["analysis"] for result in feddbe.load_run("pair/fedavg")["analyses"]}
+    assert finished == {"probe"}
 
 
 def test_pooled_metrics_of_every_round_are_stored_and_drawn(shell: Shell) -> None:
@@ -346,3 +349,36 @@ def test_pooled_metrics_of_every_round_are_stored_and_drawn(shell: Shell) -> Non
         expected = discrepancy(points).mean_distance.tolist()
         assert [drift[client] for client in range(4)] == pytest.approx(expected, rel=1e-4)
     assert Path("r/metrics.png").exists()
+
+
+class ProgressRecorder(Callback):
+    """Records the number of steps, the completed steps, and the fractions of the step in progress."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.completed = 0
+        self.progress: list[float] = []
+
+    def on_run_begin(self, name: str, folder: Path, done: int, rounds: int) -> None:
+        self.steps = rounds
+
+    def on_round_end(self, done: int, accuracy: float | None) -> None:
+        self.completed = done
+
+    def on_analysis_progress(self, fraction: float) -> None:
+        self.progress.append(self.completed + fraction)
+
+
+def test_progress_over_layers_and_models_never_falls(
+    shell_with_runs: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All layers, moments and models of one analysis are one step."""
+    monkeypatch.setattr("feddbe.metrics.representations.mdl.REPORT_SECONDS", 0.001)
+    quick_settings = ANALYSES["mdl"].quick_settings
+    assert quick_settings is not None
+    monkeypatch.setitem(quick_settings, "steps", 30)
+    recorder = ProgressRecorder()
+    feddbe.analyze("pair/fedavg", analyses="mdl", layers="z_g,logits", quick=True, callback=recorder)
+    assert recorder.steps == recorder.completed == 2
+    assert len(recorder.progress) > 10
+    assert recorder.progress == sorted(recorder.progress)

@@ -1,12 +1,14 @@
-"""Help texts: width, defaults and known names."""
+"""Help texts: width, defaults and known names; faults of the machine in one line."""
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from feddbe import data, models
+from feddbe.cli.command import explain_fault
 from feddbe.config.parameters import describe_signature
 from tests.cli.shell import Shell, list_tree
 
@@ -52,3 +54,15 @@ def test_help_lists_known_names_choices_and_defaults(shell: Shell) -> None:
 def test_help_is_printed_without_a_command(shell: Shell) -> None:
     assert shell("") == shell("--help")
     assert shell("data") == shell("data --help")
+
+
+@pytest.mark.parametrize(
+    ("limit", "line"), [(700 * 2**20, "not enough memory: the limit is 700 MB"), (-1, None)]
+)
+def test_system_error_under_a_memory_limit_names_memory(
+    limit: int, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that gets no memory may end in a SystemError; without a limit it is a fault of a program."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    explanation = explain_fault(SystemError("error return without exception set"))
+    assert explanation is None if line is None else explanation is not None and explanation.startswith(line)

@@ -38,3 +38,13 @@ def test_show_saves_and_draws_a_partition_that_can_be_loaded(shell: Shell, tmp_p
 def test_show_describes_the_shift_of_each_client(shell: Shell) -> None:
     clients = shell.json("data show digits --clients 2 --shift rotate:30")["clients"]
     assert all(client["shift"].startswith("rotate ") for client in clients)
+
+
+def test_show_leaves_out_small_clients_like_a_run(shell: Shell, tmp_path: Path) -> None:
+    rows = [f"{index},{index % 2},{'Ulm' if index < 8 else 'Bern'}" for index in range(10)]
+    (tmp_path / "towns.csv").write_text("\n".join(["x,y,client", *rows]))
+    _, out, err = shell("data show towns.csv --min-samples 5")
+    assert (err, "Ulm" in out, "1 of 2 clients were left out" in out) == ("", True, True)
+    code, _, err = shell("data show towns.csv --min-samples 5 --save saved.npz")
+    assert (code, "a saved partition is that of all rows" in err) == (2, True)
+    assert not (tmp_path / "saved.npz").exists()

@@ -51,7 +51,7 @@ def test_fairness_json_uses_the_requested_round(shell: Shell, root: Path, round_
     by_method = {run["method"]: run for run in document["runs"]}
     assert by_method.keys() == set(METHODS)
     for method, run in by_method.items():
-        result: Any = feddbe.load(f"three/{method}")[round_]
+        result: Any = feddbe.load_run(f"three/{method}")[round_]
         assert run["round"] == result["round"]
         assert run["spread"]["mean"] == pytest.approx(result["accuracy"]["mean"])
         assert run["spread"]["worst_tenth"] == pytest.approx(result["accuracy"]["worst_tenth"])

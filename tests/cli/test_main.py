@@ -228,14 +228,16 @@ def test_line_break_in_value_is_printed_in_one_line(shell: Shell) -> None:
     assert err.count("\n") == 1
 
 
-def test_version(shell: Shell) -> None:
+def test_version_option_prints_name_and_version(shell: Shell) -> None:
     code, out, _ = shell("--version")
     assert code == 0
     assert out.split()[0] == "feddbe"
     assert out.split()[1][0].isdigit()
 
 
-DATA_OPTIONS = ["--data-dir", "--partition", "--partition-seed", "--clients", "--split", "--shift"]
+DATA_OPTIONS = [
+    "--data-dir", "--partition", "--partition-seed", "--clients", "--min-samples", "--split", "--shift",
+]  # fmt: skip
 TRAINING_OPTIONS = [
     "--rounds", "--patience", "--local-epochs", "--batch-size", "--lr", "--lr-decay", "--optimizer",
     "--momentum", "--weight-decay", "--clip-norm", "--participation", "--seed", "--variant", "--batch-order",
@@ -244,14 +246,16 @@ TRAINING_OPTIONS = [
 ]  # fmt: skip
 ENGINE_OPTIONS = ["--engine", "--device", "--trainer", "--min-replies", "--worker-timeout"]
 RUN_OPTIONS = [
-    "--data", *DATA_OPTIONS[:4], "--min-samples", *DATA_OPTIONS[4:], "--model", "--cut", *TRAINING_OPTIONS,
-    "--new-clients", "--adapt-epochs", "--adaptation", *ENGINE_OPTIONS, "--keep-best", "--out", "--resume",
+    "--data", *DATA_OPTIONS, "--model", "--cut", *TRAINING_OPTIONS,
+    "--new-clients", "--adapt-epochs", "--adaptation", *ENGINE_OPTIONS, "--keep-best", "-o", "--out",
+    "--resume",
     "--json", "--quiet", "--seeds", "--partition-seeds", "--name", "--code", "--trust",
     "--callback", "--dry-run",
 ]  # fmt: skip
 TUNE_OPTIONS = [
-    "--data", *DATA_OPTIONS[:4], "--min-samples", "--shift", "--model", "--cut",
-    *TRAINING_OPTIONS, "--adapt-epochs", *ENGINE_OPTIONS, "--out", "--json", "--quiet", "--trials", "--space",
+    "--data", *DATA_OPTIONS[:5], "--shift", "--model", "--cut",
+    *TRAINING_OPTIONS, "--adapt-epochs", *ENGINE_OPTIONS, "-o", "--out", "--json", "--quiet",
+    "--trials", "--space",
 ]  # fmt: skip
 STORED_RUN_OPTIONS = ["--code", "--trust", "--json"]
 COMMANDS = {
@@ -272,7 +276,7 @@ COMMANDS = {
         "--format",
     ],
     "tune": TUNE_OPTIONS,
-    "export": ["--client", "--round", "--out", "--onnx", *STORED_RUN_OPTIONS],
+    "export": ["--client", "--round", "-o", "--out", "--onnx", *STORED_RUN_OPTIONS],
     "predict": ["--client", "--data", "--round", *STORED_RUN_OPTIONS],
     "methods": ["--json"],
     "data list": ["--data-dir", "--json"],
@@ -282,8 +286,9 @@ COMMANDS = {
     "federation invite": [],
     "federation remove": [],
     "federation join": ["--data", "--state", "--methods", "--allow-file"],
+    "federation flower": [],
     "federation status": ["--json"],
-    "federation export": ["--state", "--out", "--onnx"],
+    "federation export": ["--state", "-o", "--out", "--onnx"],
 }  # fmt: skip
 """The interface; a change of it must be made here too."""
 

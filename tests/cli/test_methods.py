@@ -7,7 +7,7 @@ import re
 import pytest
 
 from feddbe.cli.methods import format_default
-from feddbe.config.defaults import PER_MODEL, DefaultLayers
+from feddbe.config.defaults import PER_MODEL, ResolvedDefaults
 from feddbe.config.parameters import format_value
 from feddbe.methods.registry import describe_methods
 from tests.cli.shell import Shell
@@ -22,7 +22,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("model", PER_MODEL)
 def test_default_of_each_model_is_printed(model: str) -> None:
     for name, parameter in PARAMETERS.items():
-        layers = DefaultLayers("default", "", model, parameter["part"]).part_settings()
+        layers = ResolvedDefaults("default", "", model, parameter["part"]).part_settings()
         part_defaults = layers.get(parameter["part"], {})
         expected = format_value(part_defaults.get(parameter["name"], parameter["default"]))
         text = format_default(parameter)

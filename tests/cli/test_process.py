@@ -69,7 +69,7 @@ def wait_until(condition: Callable[[], bool], description: str) -> None:
 def count_stored_rounds(folder: Path) -> int:
     """Return the number of finished rounds of a run in progress; -1 if it cannot be read yet."""
     with contextlib.suppress(feddbe.FeddbeError):
-        return len(feddbe.load(folder)["rounds"]) - 1
+        return len(feddbe.load_run(folder)["rounds"]) - 1
     return -1
 
 
@@ -154,7 +154,7 @@ def test_ctrl_c_prints_the_command_that_resumes(running: RunningProcess, uninter
     code, out, err = finish(process)
     assert (code, out, err.count("\n")) == (130, "", 1)
     wait_for_end(pids)
-    stored = feddbe.load(folder)
+    stored = feddbe.load_run(folder)
     assert 3 <= len(stored["rounds"]) < 7
     match = re.fullmatch(r"feddbe: stopped after round (\d+), which is kept; continue with: (.*)\n", err)
     assert match is not None
@@ -164,7 +164,7 @@ def test_ctrl_c_prints_the_command_that_resumes(running: RunningProcess, uninter
     assert "--resume" in words
     code, out, err = finish(start(words, folder.parents[1]))
     assert (code, err) == (0, "")
-    assert_identical(feddbe.load(folder).document, uninterrupted)
+    assert_identical(feddbe.load_run(folder).document, uninterrupted)
     # without a terminal, only the table and the paths are printed
     *table, curves, distribution, run = out.splitlines()
     name = "runs/digits-fedavg+dbe-1"
@@ -233,7 +233,7 @@ def test_resume_with_damaged_wal_is_bit_exact(running: RunningProcess, uninterru
     wal.write_bytes(content)
     words = [*RUN, "--engine", "serial", "--out", str(running.folder), "--resume"]
     assert finish(start(words, running.folder.parent))[0] == 0
-    assert_identical(feddbe.load(running.folder).document, uninterrupted)
+    assert_identical(feddbe.load_run(running.folder).document, uninterrupted)
 
 
 def test_kill_9_ends_workers_and_resume_is_bit_exact(
@@ -242,7 +242,7 @@ def test_kill_9_ends_workers_and_resume_is_bit_exact(
     running.process.kill()
     assert running.process.wait(TIMEOUT) == -signal.SIGKILL
     wait_for_end(running.workers)
-    assert 3 <= len(feddbe.load(running.folder)["rounds"]) < 7
+    assert 3 <= len(feddbe.load_run(running.folder)["rounds"]) < 7
     assert_identical(run_in_this_process(running.folder, resume=True), uninterrupted)
 
 
@@ -257,7 +257,7 @@ def test_full_disk_prints_one_line_and_resume_is_bit_exact(root: Path, uninterru
     code, out, err = finish(start(words, root, preexec_fn=limit_file_size))
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "full" in err
-    rounds = feddbe.load(folder)["rounds"]
+    rounds = feddbe.load_run(folder)["rounds"]
     assert 2 <= len(rounds) < 7
     complete = len(rounds) - 1  # the last round is evaluated in the round after it, which is missing
     assert without_seconds(rounds[:complete]) == without_seconds(uninterrupted["rounds"][:complete])

@@ -208,7 +208,7 @@ def test_compare_resumes_each_method_from_its_last_round(shell: Shell) -> None:
     command = f"compare fedavg fedavg+mr fedavg+dbe --rounds 3 {SMALL}"
     uninterrupted = shell.json(f"{command} --out complete")["runs"]
     compare_interrupted(["fedavg", "fedavg+mr"], last_round=1)
-    finished = feddbe.load("compare-digits-1/fedavg")
+    finished = feddbe.load_run("compare-digits-1/fedavg")
     separate = feddbe.run("fedavg", **OPTIONS)  # the same configuration outside of the comparison
     mark_as_newest(Path(separate["folder"]))
     resumed = shell.json(f"{command} --resume")["runs"]

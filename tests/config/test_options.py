@@ -198,7 +198,8 @@ def test_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
     missing = tmp_path / "missing.toml"
     assert_error(f"cannot read '{missing}': No such file or directory", [str(missing)])
     (tmp_path / "folder.toml").mkdir()
-    assert_error(f"cannot read '{tmp_path / 'folder.toml'}': Is a directory", [str(tmp_path / "folder.toml")])
+    folder = str(tmp_path / "folder.toml")
+    assert_error(f"cannot read '{folder}': it is not a plain file", [folder])
 
 
 @pytest.mark.parametrize("content", [b"seed = ", b"seed: 3", b"seed = 1\nseed = 2", b"data = '\xff'"])

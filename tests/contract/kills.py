@@ -68,7 +68,7 @@ def read_results(folder: Path) -> list[Any]:
     """Return round results and states of all runs in a folder, without times."""
     results = []
     for path in sorted(folder.rglob("run.sqlite")):
-        rounds = feddbe.load(path.parent)["rounds"]
+        rounds = feddbe.load_run(path.parent)["rounds"]
         without_times = [{**round_result, "seconds": 0.0} for round_result in rounds]
         results.append((without_times, read_states(path.parent)))
     return results

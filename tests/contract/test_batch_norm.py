@@ -167,7 +167,7 @@ def test_run_records_bn_buffers(buffers: str, tmp_path: Path) -> None:
         "fedavg", model=make_residual_network, bn_buffers=buffers, out=str(tmp_path / "run"), **options
     )
     assert run["bn_buffers"] == run["config"]["bn_buffers"] == buffers
-    assert feddbe.load(tmp_path / "run")["bn_buffers"] == buffers
+    assert feddbe.load_run(tmp_path / "run")["bn_buffers"] == buffers
     plain = feddbe.run("fedavg", model="mlp", bn_buffers=buffers, out=str(tmp_path / "plain"), **options)
     assert plain["bn_buffers"] is None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,13 @@ def test_too_few_replies_is_an_error_and_the_round_is_not_written(
     resumed = run_outcome(e, tmp_path)
     assert read_run(tmp_path)["hashes"] == read_run(tmp_path / "whole")["hashes"]
     assert len(resumed.rounds) == len(whole.rounds) == 3
+
+
+def test_a_missing_client_is_named(tmp_path: Path) -> None:
+    data = replace(make_dataset([40, 40, 30, 24]), client_names=("Bonn", "Lyon", "Turin", "Ulm"))
+    e = experiment("fedavg", data, rounds=2)
+    with pytest.raises(FeddbeError, match=r"^client 'Lyon' did not reply in round \d"):
+        run_recorded(e, tmp_path, DisconnectedClients(e))
 
 
 def test_too_few_replies_in_the_setup_is_an_error(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def test_secrets_are_not_sent(name: str, tmp_path: Path) -> None:
 
 
 @all_combinations
-def test_partial_participation(name: str, tmp_path: Path) -> None:
+def test_partial_participation_trains_the_cohort_only(name: str, tmp_path: Path) -> None:
     testing.check_partial_participation(name, tmp_path)
 
 

@@ -134,7 +134,9 @@ def test_secret_takes_precedence_over_sends(tmp_path: Path) -> None:
         (("mr", "mean/", "fc"), ["fc1.1.weight", "fc.weight", "mean", "mr/size"]),
     ],
 )
-def test_undeclared_names(allowed: tuple[str, ...], expected: list[str]) -> None:
+def test_undeclared_names_are_those_that_no_entry_covers(
+    allowed: tuple[str, ...], expected: list[str]
+) -> None:
     """An entry is a name, a prefix with a final slash, or a part of the model."""
     names = ["fc1.1.weight", "fc.weight", "mean", "mr/size"]
     assert undeclared_names(names, allowed, experiment("fedavg").task.model) == expected

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +228,42 @@ def test_an_array_of_int_is_not_taken_for_numbers(tmp_path: Path) -> None:
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 4), np.int64))
     preprocessing = {"kind": "arrays", "shape": [4], "scale": 1.0, "shift": 0.0, "words": 0}
     check_error(preprocessing, tmp_path / "new.npz", "is int64; the model takes float32")
+
+
+def write_array_header(path: Path, shape: tuple[int, ...], dtype: str = "|u1") -> None:
+    """Write an .npz file whose array has a shape that its bytes do not have."""
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(30)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x.npy", content)
+
+
+@pytest.mark.parametrize("shape", [(10**13, 6, 5), (2**40,), (-1, 6, 5), (3, 6, 5), (2**62, 2**62)])
+def test_array_with_a_false_shape_is_one_line(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    write_array_header(tmp_path / "new.npz", shape)
+    check_error(GRAY, tmp_path / "new.npz", "cannot read .*new.npz: .*; write it with numpy.savez")
+
+
+def test_archive_with_a_false_size_is_one_line(tmp_path: Path) -> None:
+    """A member of 20 MB that is declared as one of 100 bytes."""
+    with zipfile.ZipFile(tmp_path / "new.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", bytes(20 << 20))
+    content = (tmp_path / "new.npz").read_bytes()
+    content = content.replace((20 << 20).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    (tmp_path / "new.npz").write_bytes(content)
+    check_error(GRAY, tmp_path / "new.npz", "cannot read .*new.npz: .*; write it with numpy.savez")
+
+
+@pytest.mark.parametrize(("size", "reason"), [(60_000, "exceeds limit of"), (5_000, "has 5000x5000 pixels")])
+def test_image_of_too_many_pixels_is_one_line(size: int, reason: str, tmp_path: Path) -> None:
+    """Pillow rejects the first one, and the second one is for us to reject."""
+    header = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(bytes(1000))), (b"IEND", b"")]
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, data in chunks:
+        content += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    (tmp_path / "large.png").write_bytes(content)
+    check_error(
+        GRAY | {"resized": True}, tmp_path / "large.png", f"cannot read the image .*large.png: .*{reason}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import os
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import feddbe
 from tests.docs.test_readme import parse_command
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,6 +45,28 @@ def test_session_prints_what_the_page_shows(
     results = runner.run(session, out=failures.append)
     assert results.attempted
     assert "".join(failures) == ""
+
+
+@pytest.mark.parametrize("name", feddbe.__all__)
+def test_public_name_has_an_example(name: str) -> None:
+    """The example follows the name's entry, before the next entry, and uses the name or what it returned."""
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    _, entry, rest = text.partition(f"\n::: feddbe.{name}\n")
+    assert entry, f"docs/api.md has no entry for {name}"
+    assert text.count(entry) == 1
+    examples = re.split(r"^(?::::|##) ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+    assert ">>> " in examples, f"docs/api.md has no example for {name}"
+
+
+def dotted_names() -> list[str]:
+    """Return all names such as `feddbe.models.registry` in the pages."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    return sorted(set(re.findall(r"`(feddbe(?:\.\w+)+)", text)))
+
+
+@pytest.mark.parametrize("name", dotted_names())
+def test_name_in_a_page_exists(name: str) -> None:
+    pkgutil.resolve_name(name)
 
 
 def list_commands() -> list[tuple[str, str]]:

@@ -198,6 +198,8 @@ def test_client_by_name_or_number(tmp_path: Path) -> None:
         load_client_model(run, "Ulm")
     with pytest.raises(InvalidInputError, match=r"client = 3; the run trained 3 clients, allowed: 0\.\.2"):
         load_client_model(run, 3)
+    with pytest.raises(InvalidInputError, match=r"unknown client '99.* \.\.\. 9.*9'; the run has 3: x, y, z"):
+        load_client_model(run, "9" * 5000)
     with pytest.raises(InvalidInputError, match="unknown round 'first'"):
         load_client_model(run, 0, "first")
 

@@ -146,6 +146,18 @@ def test_script_needs_torch_and_numpy_only(tmp_path: Path) -> None:
     assert "none.csv" in errors
 
 
+def test_script_ends_if_its_output_is_closed(tmp_path: Path) -> None:
+    folder = export_model(train_run(tmp_path, "fedavg", table), "y", out=tmp_path / "home")
+    (tmp_path / "new.csv").write_text("job,age\n" + "a,10\n" * 20_000)
+    command = [sys.executable, str(folder / "score.py"), str(tmp_path / "new.csv")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"True ")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+
+
 def test_script_scores_images_with_pillow_only(tmp_path: Path) -> None:
     run = train_run(tmp_path, "fedavg", images)
     folder = export_model(run, 0, out=tmp_path / "home")
@@ -236,6 +248,6 @@ def test_onnx_without_its_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         export_model(run, 1, out=tmp_path / "home", onnx=True)
 
 
-def test_public_names() -> None:
+def test_package_exposes_export_and_prediction() -> None:
     assert feddbe.export_model is export_model
     assert feddbe.predict is predict

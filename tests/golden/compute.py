@@ -157,7 +157,7 @@ def representations() -> dict[str, Any]:
     y, client = np.arange(240) % 4, np.arange(240) // 60
     points = make_points(rng.normal(size=(240, 6)) + y[:, None] + 0.5 * client[:, None], y, client)
     probes = mdl(points, settings=Settings(seeds=2, sizes=3, steps=60, hidden=16, lr=0.01))
-    between = discrepancy(points, seed=4, most=20).overall()
+    between = discrepancy(points, seed=4, most=20).mean_over_clients()
     embedding = tsne(points, seed=1, n=60)
     return {
         "probe": linear_probe(points, 2),

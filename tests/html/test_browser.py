@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
 import os
 import shutil
@@ -27,6 +29,7 @@ from feddbe.callbacks.base import Callback
 from feddbe.reporting.html.blocks import ReportRuns
 from feddbe.reporting.html.page import page_content, render, write_report
 from feddbe.runs.store import RunStore
+from tests.crafted import RunFile
 from tests.html.conftest import SMALL
 
 CHROMIUM, DRIVER = shutil.which("google-chrome") or shutil.which("chromium"), shutil.which("chromedriver")
@@ -120,6 +123,18 @@ def page() -> Iterator[Page]:
     driver.quit()
 
 
+@contextlib.contextmanager
+def _serve(folder: Path) -> Iterator[str]:
+    """Start the live server for the runs in a folder, and yield its address."""
+    command = [sys.executable, "-m", "feddbe", "report", "--live", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield server.stdout.readline().split()[1]
+        finally:
+            server.terminate()
+
+
 @pytest.fixture(scope="module")
 def file(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     folders = sorted(path.parent for path in runs.rglob("run.sqlite"))
@@ -175,24 +190,24 @@ def test_every_figure_has_a_caption_a_description_and_numbers(opened_page: Page)
 
 
 @pytest.mark.parametrize("press", ["click", "key"])
-def test_sorting(page: Page, file: str, press: str) -> None:
+def test_pressing_a_header_sorts_the_table(page: Page, file: str, press: str) -> None:
     page.open(file)
 
     def sort() -> None:
-        button = page.find("#runs-sort-4")
+        button = page.find("#runs-sort-3")
         if press == "click":
             button.click()
         else:
             button.send_keys(Keys.ENTER)
 
     def values() -> list[float]:
-        return [float(text) for text in page.texts("#table-runs tbody td:nth-child(5)")]
+        return [float(text) for text in page.texts("#table-runs tbody td:nth-child(4)")]
 
     before = values()
     assert len(set(before)) > 1
     sort()
     assert values() == sorted(before, reverse=True)
-    assert page.find("#table-runs th:nth-child(5)").get_attribute("aria-sort") == "descending"
+    assert page.find("#table-runs th:nth-child(4)").get_attribute("aria-sort") == "descending"
     sort()
     assert values() == sorted(before)
     page.find("#runs-sort-0").click()
@@ -200,7 +215,7 @@ def test_sorting(page: Page, file: str, press: str) -> None:
     assert page.texts("#table-runs tbody th") == [f"{m}, seed {s}" for m in ("fedavg", dbe) for s in (0, 1)]
 
 
-def test_filtering(page: Page, file: str) -> None:
+def test_filter_shows_rows_with_all_words(page: Page, file: str) -> None:
     page.open(file)
     field = page.find("#runs-filter")
     field.send_keys("DBE seed 1")
@@ -288,6 +303,72 @@ def test_names_are_not_interpreted_as_markup(page: Page, tmp_path: Path) -> None
     assert page.logged_errors() == []
 
 
+def _write_hostile_run(folder: Path) -> str:
+    """Write a run whose data, method, note, analyses and versions have markup as names.
+
+    Returns:
+        The name of its first client.
+    """
+    names = [f"{FOLDER}{k}{NAME}" for k in range(4)]
+    path = folder.parent / "table.csv"
+    with path.open("w", newline="") as table:
+        writer = csv.writer(table)
+        writer.writerow([names[0], "client", "label"])
+        writer.writerows([k % 5, names[k % 4], names[k * 7 % 3]] for k in range(80))
+    options: dict[str, Any] = {"model": "mlp", "engine": "serial", "rounds": 2}
+    feddbe.run("fedavg", data=f"{path}?label=label&client=client", out=str(folder), **options)
+    feddbe.analyze(folder, analyses="confusion,tsne", moment="before", samples=20)
+    file = RunFile(folder)
+    config = file.meta("config") | {"method": NAME, "data": f"digits{NAME}", "model": FOLDER}
+    analyses = file.meta("analyses")
+    for values in analyses.values():
+        values["settings"] = {NAME: NAME}
+        if values["analysis"] == "confusion":  # points of tsne are stored by the name of their layer
+            values["layer"] = FOLDER
+    documents = {
+        "config": config, "note": NAME, "remarks": [NAME, FOLDER, "</script>"], "analyses": analyses,
+        "machine": NAME, "versions": {NAME: FOLDER}, "git_commit": FOLDER, "trainers": [NAME],
+    }  # fmt: skip
+    for key, value in documents.items():
+        file.set_meta(key, json.dumps(value))
+    file.db.close()
+    return names[0]
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_names_of_clients_classes_columns_and_analyses_are_not_markup(
+    live: bool, page: Page, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "runs" / FOLDER
+    damaged.mkdir(parents=True)
+    (damaged / "run.sqlite").write_bytes(b"no database" * 99)
+    client = _write_hostile_run(tmp_path / "<hacked-x>")
+    with contextlib.ExitStack() as stack:
+        if live:  # the page receives the run when it is open
+            address = stack.enter_context(_serve(tmp_path / "runs"))
+            page.clear_logs()
+            page.driver.get(address)
+            (tmp_path / "<hacked-x>").rename(tmp_path / "runs" / "<hacked-x>")
+            page.until(lambda: not page.script("return painting()"), "the run is drawn")
+        else:
+            address = write_report([tmp_path / "<hacked-x>"], tmp_path / "x.html").as_uri()
+            page.open(address)
+        for summary in page.driver.find_elements(By.TAG_NAME, "summary"):
+            page.driver.execute_script("arguments[0].click()", summary)
+        for canvas in page.driver.find_elements(By.TAG_NAME, "canvas"):
+            page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)
+            ActionChains(page.driver).move_to_element(canvas).perform()
+        assert client in page.script("return document.body.textContent")
+        assert page.script("return window.hacked") is None
+        scripts = page.script("return document.querySelectorAll('script').length")
+        assert page.script("return document.querySelectorAll('img, script').length") == scripts == 2
+        assert page.script("return document.querySelectorAll('hacked-x').length") == 0
+        assert {url.removesuffix("content.json") for url in page.requests()} == {address}
+        assert page.logged_errors() == []
+        if live:
+            assert FOLDER in page.texts(".failed")[0]
+
+
 def test_content_security_policy_blocks_other_scripts(page: Page, file: str) -> None:
     page.open(file)
     page.script("document.body.append(Object.assign(document.createElement('script'), {text: 'hacked = 3'}))")
@@ -344,30 +425,22 @@ class WaitForPage(Callback):
 
     def on_round_end(self, done: int, accuracy: float | None) -> None:
         expected = f"{done} of 3" if done < 3 else "3"
-        rows = "#table-runs tbody td:nth-child(3)"
+        rows = "#table-runs tbody td:nth-child(2)"
         self.page.until(lambda: expected[0] in "".join(self.page.texts(rows)), f"{expected} is shown")
         self.progress_texts += self.page.texts(rows)
 
 
 def test_live_follows_a_run_round_by_round(page: Page, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
-    command = [sys.executable, "-m", "feddbe", "report", "--live", str(tmp_path / "runs")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            address = server.stdout.readline().split()[1]
-            assert address.startswith("http://127.0.0.1:")
-            page.clear_logs()
-            page.driver.get(address)
-            assert page.texts("h1") == ["No run yet"]
-            callback = WaitForPage(page)
-            feddbe.run("fedavg", out=str(tmp_path / "runs" / "run"), rounds=3, callback=callback, **SMALL)
-            page.until(
-                lambda: page.texts("#table-runs tbody td:nth-child(3)") == ["3"], "the run is finished"
-            )
-            assert {"1 of 3", "2 of 3"} <= set(callback.progress_texts)
-            assert page.logged_errors() == []
-            assert {url.rsplit("/", 1)[0] + "/" for url in page.requests()} == {address}
-        finally:
-            server.terminate()
+    with _serve(tmp_path / "runs") as address:
+        assert address.startswith("http://127.0.0.1:")
+        page.clear_logs()
+        page.driver.get(address)
+        assert page.texts("h1") == ["No run yet"]
+        callback = WaitForPage(page)
+        feddbe.run("fedavg", out=str(tmp_path / "runs" / "run"), rounds=3, callback=callback, **SMALL)
+        page.until(lambda: page.texts("#table-runs tbody td:nth-child(2)") == ["3"], "the run is finished")
+        assert {"1 of 3", "2 of 3"} <= set(callback.progress_texts)
+        assert page.logged_errors() == []
+        assert {url.rsplit("/", 1)[0] + "/" for url in page.requests()} == {address}
     page.until(lambda: "The server has stopped" in page.texts("#status")[0], "the status is shown")

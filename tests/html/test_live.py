@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import feddbe
-from feddbe.errors import InvalidInputError
-from feddbe.reporting.html.live import HOST, _create_server, serve
+from feddbe.errors import InvalidInputError, StoreError
+from feddbe.reporting.html.live import HOST, _create_server, _LiveContent, serve
 from feddbe.runs import folders
 from feddbe.runs.store import RUN_FILE
 from tests.html.conftest import SMALL
@@ -70,6 +70,17 @@ def test_other_paths_are_not_found(path: str, port: int) -> None:
     assert request(port, path)[0] == 404
 
 
+def test_silent_connections_do_not_block_the_page(port: int) -> None:
+    silent = [socket.create_connection((HOST, port), timeout=5) for _ in range(300)]
+    try:
+        for connection in silent:
+            connection.sendall(b"GET / HTTP/1.1\r\nX: ")  # a request that does not end
+        assert request(port)[0] == 200
+    finally:
+        for connection in silent:
+            connection.close()
+
+
 def test_headers_allow_updates_and_forbid_frames(port: int) -> None:
     status, headers, body = request(port, "/")
     assert status == 200
@@ -101,6 +112,16 @@ def test_a_corrupt_run_is_reported_and_the_others_are_shown(port: int, tmp_path:
     assert [row[0] for row in content["sections"][0]["blocks"][0]["rows"]] == ["fedavg"]
     (failed,) = content["failed"]
     assert "is damaged" in failed
+
+
+def test_folders_that_cannot_be_listed_are_reported() -> None:
+    """A study's record may be damaged while the server runs."""
+
+    def list_folders() -> list[Path]:
+        raise StoreError("'study.json' is not a study's record")
+
+    content = _LiveContent(list_folders).get()
+    assert content["failed"] == ["'study.json' is not a study's record"]
 
 
 @pytest.mark.parametrize("wrong", [-1, 70_000])

@@ -262,7 +262,7 @@ def test_heat_map_notes_clients_that_were_not_evaluated(tmp_path: Path) -> None:
     feddbe.run("fedavg", out=str(tmp_path / "run"), rounds=2, participation=0.5, eval="cohort", **SMALL)
     (heat,) = blocks(page_content(read_runs([tmp_path / "run"])))["heat"]["panels"]
     assert len(heat["rows"]) == 2
-    assert heat["note"] == "the 2 clients that were evaluated in the best round"
+    assert heat["note"] == "the 2 clients that were evaluated in the compared round"
 
 
 def test_numbers_that_are_not_finite_become_null() -> None:

@@ -61,19 +61,21 @@ def test_mr_gradient_matches_closed_form(kappa: float, mu: float, batch: int, si
     torch.testing.assert_close(loss.detach(), kappa * 0.5 * ((r - mean[0]) ** 2).mean())
     (gradient,) = torch.autograd.grad(loss, z)
     torch.testing.assert_close(gradient, (kappa * mu / (size * batch) * (r - mean[0])).expand(batch, size))
-    torch.testing.assert_close(gradient, (regularizer.slope(size, batch) * (r - mean[0])).expand(batch, size))
+    torch.testing.assert_close(
+        gradient, (regularizer.gradient_factor(size, batch) * (r - mean[0])).expand(batch, size)
+    )
     assert not after["r"].requires_grad
 
 
 def test_bias_correction_divides_by_total_weight() -> None:
     """mu = 0.25, features always 1: r = 1 - 0.75^b after b batches, so r / (1 - 0.75^b) = 1."""
     running_mean = MeanRegularizer(0.25)
-    state = running_mean.start((3,))
+    state = running_mean.init_carry((3,))
     for b in range(1, 6):
         _, state = running_mean(TermContext(None, {}, {}, Batch(*[torch.ones(2, 3)] * 5), 0), state)  # type: ignore[arg-type]
         torch.testing.assert_close(state["r"], torch.full((3,), 1 - 0.75**b))
         torch.testing.assert_close(running_mean.mean_of(state), torch.ones(3))
-        assert float(state["weight"]) == pytest.approx(running_mean.weights(0.0, b)[-1])
+        assert float(state["weight"]) == pytest.approx(running_mean.total_weights(0.0, b)[-1])
 
 
 def test_setup_means_match_definition() -> None:

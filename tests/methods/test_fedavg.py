@@ -129,7 +129,7 @@ def test_average_is_weighted_by_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "ditto", "scaffold", "pfedme"])
-def test_weights_option(name: str) -> None:
+def test_weights_option_selects_samples_or_uniform(name: str) -> None:
     """Models of 0 and 1 from 30 and 10 samples: 1/4 by samples, 1/2 uniformly."""
     for weights, mean in (("samples", 0.25), ("uniform", 0.5)):
         e = experiment(f"{name}(weights={weights})")

@@ -76,6 +76,13 @@ def test_description_follows_from_declarations() -> None:
     }  # fmt: skip
 
 
+def test_description_names_values_of_other_clients() -> None:
+    received = {info["name"]: info["exchange"]["receives"] for info in describe_methods()}
+    assert received["apple"] == "core/ (models of other clients), sample counts of all clients"
+    assert received["fedfomo"] == "others/ (models of other clients)"
+    assert [name for name, text in received.items() if "clients" in text] == ["fedfomo", "apple"]
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_override_of_inference_params_names_the_evaluated_model(name: str) -> None:
     evaluated = describe_methods([name])[0]["exchange"]["evaluated"]

@@ -25,7 +25,7 @@ from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.simulation.client import BUFFER, ClientResult, ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.state import State, drop_keys
 from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_recorded
 from tests.oracles import methods as oracle
@@ -122,7 +122,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class RecordingEngine(Serial):
+class RecordingEngine(SerialEngine):
     """Serial engine that records the clients' predictions."""
 
     def __init__(self, experiment: Experiment) -> None:

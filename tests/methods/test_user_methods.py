@@ -150,13 +150,13 @@ def test_unpickle_in_another_process(tmp_path: Path) -> None:
 
 def test_recipe_needs_a_method_that_other_processes_can_load(tmp_path: Path) -> None:
     text = f"{write_file(tmp_path)}:MyProx"
-    built = dataclasses.replace(experiment(text), in_memory="")
+    built = dataclasses.replace(experiment(text), in_memory=frozenset())
     assert Recipe.from_experiment(built) is not None
     assert not is_in_memory(parse_method(text))
-    assert experiment(format_name(ProgramProx())).in_memory == "data and method"
+    assert experiment(format_name(ProgramProx())).in_memory == {"data", "method"}
 
 
-def test_format_name() -> None:
+def test_name_of_an_instance_omits_defaults() -> None:
     """Options at their defaults are omitted if the defaults are equal for every model and variant."""
     assert format_name(FedAvg()) == "fedavg"
     assert format_name(FedProx(mu=0.5)) == "fedprox(mu=0.5)"

@@ -72,7 +72,7 @@ def test_clients_without_test_samples_do_not_count() -> None:
     assert aggregate([], []) is None
 
 
-def test_one_client() -> None:
+def test_statistics_of_one_client_are_its_accuracy() -> None:
     assert aggregate([8], [6]) == {"weighted": 0.75, "mean": 0.75, "worst_tenth": 0.75, "std": 0.0}
 
 

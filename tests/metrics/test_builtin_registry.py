@@ -44,7 +44,7 @@ def test_builtin_metrics_are_registered() -> None:
     assert metrics.required_inputs(["accuracy", "auc", "loss"]) == {"logits", "y"}
 
 
-def test_parse_metrics() -> None:
+def test_parsed_metrics_always_include_accuracy() -> None:
     assert metrics.parse_metrics("loss, auc") == ("accuracy", "loss", "auc")
     assert metrics.parse_metrics("") == metrics.parse_metrics("accuracy") == ("accuracy",)
     with pytest.raises(

@@ -26,7 +26,7 @@ def resolve_texts(**options: object) -> Experiment:
     return resolve("fedavg+dbe", Config(partition="iid", clients=2, **options), dataset=make_texts())  # type: ignore[arg-type]
 
 
-def test_published_sizes() -> None:
+def test_number_of_parameters_is_the_published_one() -> None:
     """98,635 x 32 + 32 x 33 + 4 x 33 = 3,157,508."""
     model = build_model("fasttext", torch.zeros(1, 200, dtype=torch.long), 4, None, 0, words=98_635)
     assert sum(p.numel() for p in model.parameters.values()) == 3_157_508
@@ -65,7 +65,7 @@ def test_gradient_is_sparse_and_equals_the_dense_one(x: Tensor) -> None:
     assert not gradient.to_dense()[0].any()
 
 
-def test_published_representation() -> None:
+def test_published_representation_is_the_log_softmax() -> None:
     """The same weights; log-softmax stands between the hidden layer and the last one."""
     torch.manual_seed(0)
     linear = fasttext(5, 3)

@@ -14,7 +14,7 @@ from feddbe.seeds import torch_seeded
 SAMPLE = torch.zeros(1, 9, 1, 128)
 
 
-def test_published_sizes() -> None:
+def test_number_of_parameters_is_the_published_one() -> None:
     """conv 9*9*32+32, 32*9*64+64; head of the published code: 1664-1024-512-6."""
     model = build_model("har_cnn", SAMPLE, 6, None, 0)
     assert sum(p.numel() for p in model.parameters.values()) == 2_253_958

@@ -153,7 +153,7 @@ def test_layers_equal_the_published_order_of_layers(
 # --- build
 
 
-def test_default_model() -> None:
+def test_default_model_fits_the_shape() -> None:
     shapes: dict[tuple[int, ...], str] = {
         (1, 28, 28): "cnn", (3, 16, 99): "cnn", (3, 15, 99): "cnn_small", (1, 4, 4): "cnn_small",
         (1, 3, 9): "mlp", (561,): "mlp", (9, 1, 128): "har_cnn", (3, 1, 28): "har_cnn", (3, 1, 27): "mlp",

@@ -20,9 +20,9 @@ from feddbe.data.federated import load_federated_data
 from feddbe.data.registry import load_dataset
 from feddbe.data.split import Split
 from feddbe.federation.data_spec import DataSpec
-from feddbe.federation.node import Node
-from feddbe.federation.protocol import Message
-from feddbe.federation.server import NAME, FederationRows
+from feddbe.federation.node import Node, make_recipe
+from feddbe.federation.protocol import Message, task_message
+from feddbe.federation.server import NAME, FederationData
 from feddbe.results.document import RunDocument
 from feddbe.runs.execution import run_or_resume
 from feddbe.runs.experiment import Experiment, resolve
@@ -30,7 +30,10 @@ from feddbe.runs.store import RunStore
 from feddbe.simulation import loop
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
+from feddbe.simulation.loop import build_broadcast
+from feddbe.state import encode
+from feddbe.training.task import Context
 
 OPTIONS: dict[str, Any] = {"model": "mlp", "rounds": 3, "lr": 0.05, "trainer": "autograd"}
 NAMES = ("anna", "bert", "cleo")
@@ -84,7 +87,7 @@ def pool_datasets(files: Mapping[str, Path | str], spec: DataSpec) -> Dataset:
     )
 
 
-class SerialWithAbsence(Serial):
+class SerialWithAbsence(SerialEngine):
     """The serial engine without one client in some rounds."""
 
     def __init__(self, experiment: Experiment, client: int, rounds: Sequence[int]) -> None:
@@ -184,7 +187,7 @@ class LocalFederation:
     def dataset(self) -> Dataset:
         """Return the data set without rows."""
         summaries = {name: node.summary for name, node in self.nodes.items()}
-        return FederationRows(self.transport, self.spec, summaries).dataset()
+        return FederationData(self.transport, self.spec, summaries).dataset()
 
     def experiment(self, method: str, **options: Any) -> Experiment:
         """Return the experiment of the server."""
@@ -194,3 +197,34 @@ class LocalFederation:
         """Run or resume the method in the folder `run`."""
         experiment = self.experiment(method, **options)
         return run_or_resume(experiment, self.root / "run", self.messages, hashes=True)
+
+    def build_request(
+        self,
+        task: ClientTask | None = None,
+        method: str = "fedavg",
+        base: Any = None,
+        recipe: dict[str, Any] | None = None,
+        run: str = "r",
+        **options: Any,
+    ) -> Message:
+        """Return a task for client 0 of a server that changed the recipe or its options."""
+        task = task or ClientTask(0, 1, "train", evaluate=True)
+        experiment = self.experiment(method)
+        changed = make_recipe(experiment, self.spec, task.client) | (recipe or {})
+        changed["options"] = changed["options"] | options
+        initial = experiment.task.model.parameters
+        server = experiment.method.server_init(Context(experiment.task, 0))
+        context = Context(experiment.task, task.round, lambda client: initial)
+        broadcast = build_broadcast(experiment.method, context, server)
+        fields = {"run": run, "recipe": changed, "base": base, "keep": []}
+        return task_message(task, fields, encode(broadcast.message_for(task.client)))
+
+    def request(self, *arguments: Any, **changes: Any) -> Message:
+        """Return anna's reply to `build_request`."""
+        return self.nodes["anna"].reply_to(self.build_request(*arguments, **changes))
+
+
+def kind_and_type(reply: Message) -> tuple[str, str | None]:
+    """Return the kind of a reply, and the type of its error."""
+    header = json.loads(reply.header)
+    return header["kind"], header.get("type")

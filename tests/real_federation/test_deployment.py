@@ -6,118 +6,19 @@ import json
 import os
 import signal
 import socket
-import ssl
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("grpc", reason="needs feddbe[federation]")
 pytest.importorskip("cryptography", reason="needs feddbe[federation]")
 
-from feddbe.federation.data_spec import DataSpec
-from tests.real_federation.nodes import (
-    NAMES,
-    OPTIONS,
-    hashes,
-    make_files,
-    make_spec,
-    pool_datasets,
-    run_serial,
-)
-
-SECONDS = 90
-"""Seconds after which a command counts as hanging."""
-Process = subprocess.Popen[str]
-
-
-def run_options(**changes: Any) -> list[str]:
-    return [word for key, value in (OPTIONS | changes).items() for word in (f"--{key}", str(value))]
-
-
-def command(*words: str | Path) -> list[str]:
-    return [sys.executable, "-m", "feddbe", *map(str, words)]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def wait_until(condition: Callable[[], Any], what: str) -> Any:
-    """Return the first true value of the condition."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen in {SECONDS} s")
-
-
-class Federation:
-    """A federation in a folder, its commands and its processes."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.port = free_port()
-        self.files = make_files(root / "data")
-        make_spec(root)  # writes the example
-        self.processes: list[Process] = []
-        words = ["init", "f", "--host", "127.0.0.1", "--listen", "127.0.0.1", "--port", str(self.port)]
-        self.call("federation", *words, "--like", "example.npz")
-        self.call("federation", "invite", "f", *NAMES)
-
-    def start(self, *words: str | Path) -> Process:
-        process = subprocess.Popen(
-            command(*words), cwd=self.root, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        self.processes.append(process)
-        return process
-
-    def finish(self, process: Process) -> tuple[int, str]:
-        out, _ = process.communicate(timeout=SECONDS)
-        return process.returncode, out
-
-    def call(self, *words: str | Path, code: int = 0) -> str:
-        status, out = self.finish(self.start(*words))
-        assert status == code, out
-        return out
-
-    def join(self, name: str, *words: str) -> Process:
-        invitation = f"{name}.invitation"
-        return self.start(
-            "federation", "join", invitation, "--data", self.files[name], "--state", f"state-{name}", *words
-        )
-
-    def run(self, method: str, out: str, *words: str, **options: Any) -> Process:
-        data = ("--data", "federation:f", *run_options(**options))
-        return self.start("run", method, *data, "--out", out, "--quiet", *words)
-
-    def document(self, out: str) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(self.call("show", out, "--json"))
-        return document
-
-    def serial(self, method: str, **options: Any) -> Any:
-        spec = DataSpec.from_example(str(self.root / "example.npz"))
-        folder = self.root / f"serial-{method}-{options.get('rounds', '')}"
-        return run_serial(method, pool_datasets(self.files, spec), folder, **options)
-
-    def kill(self, process: Process) -> None:
-        process.send_signal(signal.SIGKILL)
-        process.wait(SECONDS)
-
-    def close(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
+from feddbe import cli
+from tests.real_federation.nodes import NAMES, hashes
+from tests.real_federation.processes import Federation, free_port, is_listening, run_options, wait_until
 
 
 @pytest.fixture
@@ -127,33 +28,43 @@ def federation(tmp_path: Path) -> Iterator[Federation]:
     opened.close()
 
 
-def test_two_methods_have_the_bits_of_the_serial_engine(federation: Federation) -> None:
-    for name in NAMES:
-        federation.join(name)
-    for method in ("fedavg+dbe", "scaffold+dbe"):
-        status, out = federation.finish(federation.run(method, method))
-        assert status == 0, out
-        assert hashes(federation.document(method)) == hashes(federation.serial(method))
-    text = federation.call("federation", "status", "f")
-    assert all(name in text for name in NAMES)
-    assert "round 3 of 3" in text
-    exported = federation.call(
-        "federation", "export", "--state", "state-anna", "--out", "exported"
-    )  # without the server
-    assert "exported" in exported
-    assert (federation.root / "exported" / "score.py").exists()
-    for name in NAMES:
-        assert (federation.root / f"state-{name}").stat().st_mode & 0o077 == 0
+def test_two_methods_have_the_bits_of_the_serial_engine(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, ())
+    try:
+        words = ["init", "f", "--host", "127.0.0.1", "--listen", "127.0.0.1", "--port", str(free_port())]
+        for path in sorted((tmp_path / "f").rglob("*"), reverse=True):  # the command creates it again
+            path.rmdir() if path.is_dir() else path.unlink()
+        federation.call("federation", *words, "--like", "example.npz")
+        federation.call("federation", "invite", "f", *NAMES)
+        federation.join_all()
+        for method in ("fedavg+dbe", "scaffold+dbe"):
+            status, out = federation.finish(federation.run(method, method))
+            assert status == 0, out
+            assert hashes(federation.document(method)) == hashes(federation.serial(method))
+        text = federation.call("federation", "status", "f")
+        assert all(name in text for name in NAMES)
+        assert "round 3 of 3" in text
+        (tmp_path / "elsewhere").mkdir()
+        words = ["export", "--state", f"{tmp_path}/state-anna", "--out", f"{tmp_path}/exported"]
+        exported = federation.call("federation", *words, cwd="elsewhere")  # without the server
+        assert "exported" in exported
+        assert (tmp_path / "exported" / "score.py").exists()
+        for name in NAMES:
+            assert (tmp_path / f"state-{name}").stat().st_mode & 0o077 == 0
+            assert (tmp_path / f"state-{name}" / "private.sqlite").stat().st_mode & 0o077 == 0
+            assert (tmp_path / f"{name}.invitation").stat().st_mode & 0o077 == 0
+    finally:
+        federation.close()
 
 
 def test_killed_node_and_killed_server_end_in_the_same_bits(federation: Federation) -> None:
     """The node restarts with its private state; the server resumes from the last complete round."""
-    nodes = {name: federation.join(name) for name in NAMES}
+    federation.join_all()
     server = federation.run("fedavg+dbe", "run", rounds=12)
     store = federation.root / "run" / "run.sqlite"
     wait_until(store.exists, "the first round")
-    federation.kill(nodes["bert"])
-    nodes["bert"] = federation.join("bert")
+    federation.kill(federation.nodes["bert"])
+    federation.join("bert")
     time.sleep(0.3)
     federation.kill(server)
     server = federation.run("fedavg+dbe", "run", "--resume", rounds=12)
@@ -162,92 +73,99 @@ def test_killed_node_and_killed_server_end_in_the_same_bits(federation: Federati
     assert hashes(federation.document("run")) == hashes(federation.serial("fedavg+dbe", rounds=12))
 
 
-def test_strangers_are_refused(federation: Federation) -> None:
-    """Without a certificate, with that of another authority, and as a removed node."""
-    other = federation.root / "other"
-    other.mkdir()
-    words = ["init", "g", "--host", "127.0.0.1", "--listen", "127.0.0.1", "--port", str(federation.port)]
-    subprocess.run(
-        command("federation", *words, "--like", federation.root / "example.npz"), cwd=other, check=True,
-        capture_output=True, timeout=SECONDS,
-    )  # fmt: skip
-    subprocess.run(
-        command("federation", "invite", "g", "cleo"),
-        cwd=other,
-        check=True,
-        capture_output=True,
-        timeout=SECONDS,
-    )
-    federation.join("anna")
-    federation.join("bert")
-    stranger = subprocess.Popen(
-        command("federation", "join", "cleo.invitation", "--data", federation.files["cleo"], "--state", "s"),
-        cwd=other, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    federation.processes.append(stranger)
-    server = federation.run("fedavg", "run")
-
-    def connected() -> bool:
-        return "anna" in json.loads(federation.call("federation", "status", "f", "--json"))["nodes"]
-
-    wait_until(connected, "the first connection")
-    with pytest.raises((ssl.SSLError, ConnectionError, TimeoutError)):
-        _connect_without_certificate(federation)
-    time.sleep(1)
-    assert server.poll() is None, "it waits for the real third node"
-    federation.join("cleo")
-    assert federation.finish(server)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["federation", "status", "nothing"], "nothing"),
-        (["federation", "invite", "f", "anna"], "anna"),
-        (["federation", "remove", "f", "dora"], "dora"),
-        (["federation", "join", "example.npz", "--data", "digits", "--state", "s"], "invitation"),
-        (["federation", "join", "anna.invitation", "--data", "har.npz", "--state", "s"], "har.npz"),
-    ],
-    ids=lambda value: value[1] if isinstance(value, list) else "",
-)
-def test_bad_input_is_one_line(federation: Federation, words: Sequence[str], part: str) -> None:
-    out = federation.call(*words, code=2)
-    assert part in out
-    assert "Traceback" not in out
-    assert out.startswith("feddbe: ")
-    assert out.count("\n") == 1
-
-
 def test_second_run_and_used_state_folder_are_refused(federation: Federation) -> None:
     first = federation.run("fedavg", "first")
-    wait_until(lambda: _is_listening(federation.port), "listening")
+    wait_until(lambda: is_listening(federation.port), "listening")
     out = federation.call(
         "run", "fedavg", "--data", "federation:f", *run_options(), "--out", "second", code=2
     )
+    assert out.startswith("feddbe: another run of ")
     assert out.count("\n") == 1
     assert first.poll() is None
     node = federation.join("anna")
-    wait_until((federation.root / "state-anna").exists, "the node's state folder")
-    time.sleep(2)
-    assert node.poll() is None
+    wait_until(lambda: "training and" in federation.output(node), "the node's start")
     status, out = federation.finish(federation.join("anna"))
-    assert status == 2, out
+    assert (status, out.count("\n")) == (2, 1)
+    assert "another process uses the state folder 'state-anna'" in out
+    assert node.poll() is None
     os.kill(first.pid, signal.SIGINT)
     assert federation.finish(first)[0] == 130
 
 
-def _is_listening(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+# --- bad input, in this process
 
 
-def _connect_without_certificate(federation: Federation) -> None:
-    """Speak TLS without a client certificate; raises an error if the server ends the connection."""
-    context = ssl.create_default_context(cafile=str(federation.root / "f" / "ca.pem"))
-    with (
-        socket.create_connection(("127.0.0.1", federation.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="127.0.0.1") as secure,
-    ):
-        secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
-        if not secure.recv(1):
-            raise ConnectionError("closed by the server")
+@pytest.fixture(scope="module")
+def idle_federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Return a federation without processes, with files of another shape and with another label."""
+    federation = Federation(tmp_path_factory.mktemp("idle"))
+    arrays = dict(np.load(federation.files["anna"]))
+    np.savez(federation.root / "small.npz", x=arrays["x"][..., :4], y=arrays["y"])
+    np.savez(federation.root / "label.npz", x=arrays["x"], y=arrays["y"] + 7)
+    anna, bert = (
+        json.loads((federation.root / f"{name}.invitation").read_text()) for name in ("anna", "bert")
+    )
+    (federation.root / "key.invitation").write_text(json.dumps(anna | {"key": bert["key"]}))
+    return federation
+
+
+JOIN = ["federation", "join", "anna.invitation", "--state", "s", "--data"]
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["federation", "status", "nothing"], ["'nothing' is not a federation"]),
+        (["run", "fedavg", "--data", "federation:data"], ["data' is not a federation"]),
+        (["federation", "invite", "f", "anna"], ["'anna' is invited already", "remove f anna"]),
+        (["federation", "invite", "f", "dora", "anna"], ["'anna' is invited already"]),
+        (
+            ["federation", "init", "g", "--host", "h", "--listen", "h\nport", "--like", "digits"],
+            ["--listen h?port"],
+        ),
+        (["federation", "invite", "f", "An/na"], ["name 'An/na'", "lower-case letters"]),
+        (["federation", "remove", "f", "dora"], ["no node 'dora'", "anna, bert, cleo"]),
+        (["federation", "init", "f", "--host", "h", "--like", "digits"], ["'f' exists and is not empty"]),
+        (["federation", "join", "example.npz", "--data", "digits", "--state", "s"], ["is not an invitation"]),
+        (
+            ["federation", "join", "key.invitation", "--data", "digits", "--state", "s"],
+            ["is not an invitation"],
+        ),
+        ([*JOIN, "absent.npz"], ["absent.npz"]),
+        ([*JOIN, "small.npz"], ["inputs of shape (1, 8, 4)", "the federation has", "shape (1, 8, 8)"]),
+        ([*JOIN, "label.npz"], ["the data has the label '10'", "the federation has 0, 1, 2"]),
+        ([*JOIN, "digits", "--methods", "fedsum"], ["--methods fedsum", "fedavg"]),
+        (["federation", "export", "--state", "data"], ["'data' is not the state folder of a node"]),
+    ],
+    ids=lambda value: " ".join(value[:3]) if value[0] in ("run", "federation") else "",
+)
+def test_bad_input_is_one_line(
+    idle_federation: Federation,
+    words: Sequence[str],
+    parts: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(idle_federation.root)
+    assert cli.main(words) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.startswith("feddbe: ")
+    assert error.count("\n") == 1
+    assert [part for part in parts if part not in error] == []
+
+
+def test_port_in_use_is_one_line_and_the_federation_stays_free(
+    idle_federation: Federation, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(idle_federation.root)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", idle_federation.port))
+        other.listen()
+        assert cli.main(["run", "fedavg", "--data", "federation:f"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"feddbe: cannot listen on 127.0.0.1:{idle_federation.port}: ")
+    assert error.count("\n") == 1
+    assert not idle_federation.folder.is_in_use()
+    status = cli.main(["federation", "status", "f", "--json"])
+    assert (status, json.loads(capsys.readouterr().out)["run"]) == (0, None)

@@ -14,7 +14,6 @@ from tests.real_federation.nodes import (
     LocalFederation,
     hashes,
     make_files,
-    make_spec,
     pool_datasets,
     run_serial,
 )
@@ -23,11 +22,6 @@ from tests.real_federation.nodes import (
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return make_files(tmp_path_factory.mktemp("data"), (60, 44, 32))
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
-    return make_spec(tmp_path_factory.mktemp("spec"))
 
 
 @pytest.fixture(scope="module")

@@ -14,34 +14,22 @@ import torch
 
 from feddbe.data.dataset import Dataset
 from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError
+from feddbe.export import load_client_model
 from feddbe.federation import protocol
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.engine import MAX_FAILURES
 from feddbe.federation.node import Node, make_recipe
 from feddbe.federation.protocol import Message, error_message
+from feddbe.federation.server import collect_summaries
 from feddbe.runs.store import RunStore
-from feddbe.simulation.client import ClientTask
-from feddbe.simulation.loop import build_broadcast
 from feddbe.state import decode, encode
-from feddbe.training.task import Context
 from tests.real_federation.nodes import (
     LocalFederation,
     hashes,
-    make_files,
-    make_spec,
+    kind_and_type,
     pool_datasets,
     run_serial,
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return make_files(tmp_path_factory.mktemp("data"))
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> DataSpec:
-    return make_spec(tmp_path_factory.mktemp("spec"))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +55,10 @@ def change_header(reply: Message, **fields: Any) -> Message:
     return Message(json.dumps({**json.loads(reply.header), **fields}).encode(), reply.body)
 
 
+def change_training(reply: Message, **values: Any) -> Message:
+    return change_header(reply, training_metrics=json.loads(reply.header)["training_metrics"] | values)
+
+
 def change_body(reply: Message, change: Callable[[dict[str, torch.Tensor]], object]) -> Message:
     state = decode(reply.body)
     change(state)
@@ -89,6 +81,19 @@ GARBAGE: dict[str, Callable[[Message], Message]] = {
     "accuracy of 2": lambda reply: change_header(reply, metrics={"before": {"accuracy": [20, 10, 10]}}),
     "negative weight": lambda reply: change_header(reply, metrics={"before": {"loss": [1.0, -5]}}),
     "infinite weight": lambda reply: change_header(reply, metrics={"before": {"loss": [1.0, math.inf]}}),
+    "unlimited weight": lambda reply: change_header(
+        reply, metrics={"before": {"accuracy": [1, 2, 1e308]}, "after": {"accuracy": [1, 2, 1e308]}}
+    ),
+    "accuracy that is not a fraction": lambda reply: change_header(
+        reply, metrics={"before": {"accuracy": [math.nan, 10]}}
+    ),
+    "number that no float can have": lambda reply: change_training(reply, loss=[10**400, 1]),
+    "unlimited seconds": lambda reply: change_training(reply, seconds=[1e300, 1]),
+    "negative bytes": lambda reply: change_training(reply, bytes_up=[-1, 1]),
+    "moment that was not requested": lambda reply: change_header(
+        reply, metrics={"validation": {"accuracy": [10, 10, 10]}}
+    ),
+    "another trainer": lambda reply: change_header(reply, trainers=["Ann"]),
     "another metric": lambda reply: change_header(reply, metrics={"before": {"name of Ann": [1.0, 1]}}),
     "another moment": lambda reply: change_header(reply, metrics={"name of Ann": {"loss": [1.0, 1]}}),
     "receipt of another round": lambda reply: change_header(reply, receipt=[7, "0" * 64]),
@@ -175,6 +180,46 @@ def test_task_of_a_lost_connection_is_sent_again(
     assert len(federation.messages.texts) == 1
 
 
+def test_node_that_connects_again_before_the_run_is_described_again(
+    files: dict[str, Path], spec: DataSpec, tmp_path: Path
+) -> None:
+    """A reply of the earlier connection is lost in one case, and arrived in the other."""
+    replies = list[str]()
+
+    def change(name: str, task: dict[str, Any], reply: Message) -> Message | list[Message]:
+        replies.append(name)
+        is_first = replies.count(name) == 1
+        if name == "anna" and is_first:  # another process replaces it
+            federation.transport.connected["anna"] += 1
+            return []
+        if name == "bert" and is_first:
+            return change_header(reply, summary={**json.loads(reply.header)["summary"], "test": 10**6})
+        if name == "cleo":
+            federation.transport.connected["bert"] += 1
+        return reply
+
+    federation = LocalFederation(files, spec, tmp_path, change)
+    summaries = collect_summaries(federation.transport, sorted(files), {}, 5.0, lambda text: None)
+    assert summaries == {name: node.summary for name, node in federation.nodes.items()}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"train": 2**39}, {"test": -1}, {"majority_hits": 10**6}, {"fingerprint": "Ann"}, {"name": "Ann"}],
+)
+def test_summary_of_another_form_is_refused(
+    changes: dict[str, Any], files: dict[str, Path], spec: DataSpec, tmp_path: Path
+) -> None:
+    """A run would need 4 TB for the first."""
+
+    def change(name: str, task: dict[str, Any], reply: Message) -> Message:
+        return change_header(reply, summary=json.loads(reply.header)["summary"] | changes)
+
+    federation = LocalFederation(files, spec, tmp_path, change)
+    with pytest.raises(InvalidInputError, match=r"^node '[a-z]*' cannot take part: its summary "):
+        collect_summaries(federation.transport, sorted(files), {}, 5.0, lambda text: None)
+
+
 def test_node_keeps_the_states_to_which_the_run_refers(
     files: dict[str, Path], spec: DataSpec, tmp_path: Path
 ) -> None:
@@ -188,11 +233,19 @@ def test_node_keeps_the_states_to_which_the_run_refers(
         assert {5, 6} <= set(node.store.rounds(run)) <= {document["best"]["round"], 5, 6}
 
 
-def test_missing_private_state_is_named(files: dict[str, Path], spec: DataSpec, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM states", "UPDATE states SET state = (SELECT state FROM states ORDER BY round LIMIT 1)"],
+    ids=["missing", "of another round"],
+)
+def test_missing_or_changed_private_state_is_named(
+    change: str, files: dict[str, Path], spec: DataSpec, tmp_path: Path
+) -> None:
     federation = LocalFederation(files, spec, tmp_path)
     federation.run("ditto", rounds=2)
-    federation.nodes["cleo"].store._db.execute("DELETE FROM states")
-    with pytest.raises(FeddbeError, match=r"client 2 .*node 'cleo': its private state .* --resume continues"):
+    federation.nodes["cleo"].store._db.execute(change)
+    message = r"client 'cleo' .*node 'cleo': its private state .* --resume continues"
+    with pytest.raises(FeddbeError, match=message):
         federation.run("ditto", resume=True)
 
 
@@ -237,9 +290,17 @@ def test_other_versions_are_named(files: dict[str, Path], spec: DataSpec, tmp_pa
 
 
 def test_initial_model_that_differs_is_named(files: dict[str, Path], spec: DataSpec, tmp_path: Path) -> None:
-    reply = request(LocalFederation(files, spec, tmp_path), recipe={"initial_model": "0" * 64})
+    federation = LocalFederation(files, spec, tmp_path)
+    reply = federation.request(recipe={"initial_model": "0" * 64})
     with pytest.raises(protocol.NodeError, match="its initial model differs from the server's"):
         reply.read("result")
+
+    def change(name: str, task: dict[str, Any], reply: Message) -> Message:
+        return error_message(protocol.InitialModelError()) if name == "bert" and task else reply
+
+    federation.transport.change = change
+    with pytest.raises(FeddbeError, match=r"node 'bert': its initial model differs .* versions of packages"):
+        federation.run("fedavg")
 
 
 @pytest.mark.parametrize("metrics", ["drift", "global_accuracy"])
@@ -250,59 +311,7 @@ def test_metrics_of_all_clients_samples_are_refused(
         LocalFederation(files, spec, tmp_path).run("fedavg", metrics=metrics)
 
 
-# --- a malicious server
-
-
-def request(
-    federation: LocalFederation,
-    task: ClientTask | None = None,
-    method: str = "fedavg",
-    base: Any = None,
-    recipe: dict[str, Any] | None = None,
-    **options: Any,
-) -> Message:
-    """Return anna's reply to a task of a server that changed the recipe or its options."""
-    task = task or ClientTask(0, 1, "train", evaluate=True)
-    experiment = federation.experiment(method)
-    changed = make_recipe(experiment, federation.spec, task.client) | (recipe or {})
-    changed["options"] = changed["options"] | options
-    server = experiment.method.server_init(Context(experiment.task, 0))
-    broadcast = build_broadcast(experiment.method, Context(experiment.task, task.round), server)
-    fields = {"run": "r", "recipe": changed, "base": base, "keep": []}
-    message = protocol.task_message(task, fields, encode(broadcast.message_for(task.client)))
-    return federation.nodes["anna"].reply_to(message)
-
-
-def kind_and_type(reply: Message) -> tuple[str, str | None]:
-    header = json.loads(reply.header)
-    return header["kind"], header.get("type")
-
-
-@pytest.mark.parametrize("fields", [{"layers": ("z_g",)}, {"sample_indices": (0,)}, {"metrics": ("drift",)}])
-def test_node_never_sends_representations(
-    fields: dict[str, Any], files: dict[str, Path], spec: DataSpec, tmp_path: Path
-) -> None:
-    federation = LocalFederation(files, spec, tmp_path)
-    assert kind_and_type(request(federation)) == ("result", None)
-    reply = request(federation, ClientTask(0, 1, "none", evaluate=True, **fields))
-    assert kind_and_type(reply) == ("error", "NotAllowedError")
-    assert not reply.body
-
-
-@pytest.mark.parametrize("kind", ["model", "method"])
-def test_server_cannot_name_a_python_file(
-    kind: str, files: dict[str, Path], spec: DataSpec, tmp_path: Path
-) -> None:
-    script, mark = tmp_path / "script.py", tmp_path / "mark"
-    script.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\n")
-    federation = LocalFederation(files, spec, tmp_path)
-    reference = f"{script}:thing"
-    if kind == "model":
-        reply = request(federation, model=reference)
-    else:
-        reply = request(federation, recipe={"method": reference})
-    assert kind_and_type(reply) == ("error", "NotAllowedError")
-    assert not mark.exists()
+# --- the owner of a node decides
 
 
 MODEL_FILE = """
@@ -336,27 +345,26 @@ def test_owner_allows_a_file_by_content(
         edited.run("fedavg+dbe", **options)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{"method": "local"}, {"recipe": {"data_spec": "0" * 64}}, {"seed": 3}, {"task": ClientTask(1, 2)}],
-)
-def test_run_keeps_its_method_model_seed_and_client(
-    change: dict[str, Any], files: dict[str, Path], spec: DataSpec, tmp_path: Path
-) -> None:
-    federation = LocalFederation(files, spec, tmp_path)
-    receipt = json.loads(request(federation, method="ditto").header)["receipt"]
-    task = ClientTask(0, 2, "train")
-    assert kind_and_type(request(federation, task, "ditto", base=receipt)) == ("result", None)
-    reply = request(federation, **{"task": task, "method": "ditto", "base": receipt, **change})
-    assert kind_and_type(reply)[0] == "error"
-
-
 def test_owner_chooses_methods(files: dict[str, Path], spec: DataSpec, tmp_path: Path) -> None:
     federation = LocalFederation(files, spec, tmp_path)
     federation.nodes["anna"].methods = frozenset({"fedrep"})
-    assert kind_and_type(request(federation)) == ("error", "NotAllowedError")
+    assert kind_and_type(federation.request()) == ("error", "NotAllowedError")
     federation.nodes["anna"].methods = frozenset({"fedavg"})
-    assert kind_and_type(request(federation)) == ("result", None)
+    assert kind_and_type(federation.request()) == ("result", None)
+
+
+@pytest.mark.parametrize("sizes", [[90, 2, 1], [90, -1, 1], [90, 10**12, 1]])
+def test_node_refuses_sizes_of_others(
+    sizes: list[int], files: dict[str, Path], spec: DataSpec, tmp_path: Path
+) -> None:
+    """Each sample takes memory on the node."""
+    federation = LocalFederation(files, spec, tmp_path)
+    for method in ("fedavg", "apple"):
+        recipe = make_recipe(federation.experiment(method), spec, 0)
+        changed = {"sizes": recipe["sizes"] | {"train": sizes}}
+        reply = federation.request(method=method, run=method, recipe=changed)
+        is_allowed = method == "apple" and sizes[1] == 2
+        assert kind_and_type(reply) == (("result", None) if is_allowed else ("error", "ProtocolError"))
 
 
 def test_only_apple_sends_sample_counts_of_others(
@@ -374,11 +382,10 @@ def test_message_limit_follows_from_the_model(files: dict[str, Path], spec: Data
     federation = LocalFederation(files, spec, tmp_path)
     node = federation.nodes["anna"]
     experiment = federation.experiment("fedavg")
-    recipe = make_recipe(experiment, spec, 0)
-    fields: dict[str, Any] = {"run": "r", "recipe": recipe, "base": None, "keep": []}
-    header = protocol.task_message(ClientTask(0, 1, "train"), fields, b"").header
     size = sum(tensor.nbytes for tensor in experiment.task.model.parameters.values())
-    assert node.max_body(header) == 7 * size + protocol.MARGIN
+    for method, models in {"fedavg": 4, "fedfomo": 7, "apple": 7}.items():
+        header = federation.build_request(method=method, run=method).header
+        assert node.max_body(header) == models * size + protocol.MARGIN
     assert node.max_body(b"garbage") == protocol.MARGIN
     assert protocol.reply_limit(experiment.task.model.parameters) == 4 * size + protocol.MARGIN
 
@@ -390,8 +397,10 @@ def test_message_limit_follows_from_the_model(files: dict[str, Path], spec: Data
     "method", ["fedavg+dbe", "ditto", "fedrep+mr", "perfedavg", "fedfomo", "apple", "fedbabu"]
 )
 def test_node_has_its_own_model_at_the_end(
-    method: str, files: dict[str, Path], spec: DataSpec, tmp_path: Path
+    method: str, files: dict[str, Path], spec: DataSpec, pooled: Dataset, tmp_path: Path
 ) -> None:
+    """It has the accuracy of the run's file, and the logits of the same run by the serial engine."""
+    run_serial(method, pooled, tmp_path / "serial")
     federation = LocalFederation(files, spec, tmp_path)
     document = federation.run(method)
     assert federation.messages.texts == []
@@ -404,7 +413,10 @@ def test_node_has_its_own_model_at_the_end(
     for client, (name, path) in enumerate(sorted(files.items())):
         federation.nodes[name].store.close()
         node = Node(tmp_path / name, str(path), spec)  # another process, another day
-        description = node.load_model(run).description
+        model = node.load_model(run)
+        description = model.description
+        serial_model = load_client_model(tmp_path / "serial", name, data=pooled)
+        assert torch.equal(model.logits, serial_model.logits)
         if method != "fedbabu":  # it is fine-tuned first, which the best round was not
             assert description["accuracy"] == pytest.approx(accuracies[client], abs=1e-12)
         assert description["round"] == best["round"]

@@ -135,7 +135,9 @@ def discrepancy_document(result: Discrepancy, **fields: Any) -> AnalysisDocument
         }
         for index, client in enumerate(result.client)
     }
-    overall = {name: value if math.isfinite(value) else None for name, value in result.overall().items()}
+    overall = {
+        name: value if math.isfinite(value) else None for name, value in result.mean_over_clients().items()
+    }
     return analysis_document("discrepancy", overall=overall, clients=clients, **fields)
 
 
@@ -152,7 +154,7 @@ def test_dots_are_clients_and_the_bar_is_the_mean() -> None:
             offsets = np.asarray(group.get_offsets())
             assert offsets[:, 0] == pytest.approx(getattr(result, metric))
             assert np.abs(offsets[:, 1] - row).max() < 0.31
-            mean = result.overall()[metric]
+            mean = result.mean_over_clients()[metric]
             assert any(np.asarray(line.get_xdata()) == pytest.approx([mean, mean]) for line in axes.lines)
         assert axes.get_xlim()[0] <= 0, "the axis shows where nothing differs"
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == [

@@ -157,20 +157,20 @@ def test_run_notes_are_below_the_table_with_the_run_name() -> None:
 
 def test_results_name_fine_tuning_new_clients_and_selection() -> None:
     run = document("fedavg+ft", RISING, validation=0.2, adapt_epochs=7)
-    tuned: Accuracy = {"weighted": 0.9511, "mean": 0.9422, "worst_tenth": 0.9333, "std": 0.1}
+    adapted: Accuracy = {"weighted": 0.9511, "mean": 0.9422, "worst_tenth": 0.9333, "std": 0.1}
     assert run["last"]
-    run["last"]["adapted"] = tuned
+    run["last"]["adapted"] = adapted
     text = words(build_tables.results_table([run]))
-    assert "tuned 95.11 94.22 93.33" in text
+    assert "adapted 95.11 94.22 93.33" in text
     assert "after 7 epochs of fine-tuning the last model on each client" in text
     assert "The best round is chosen on 0.2 of the training data, held out." in text
     assert "New:" not in text
     run["new_clients"] = {
         "adaptation": "full", "round": 3, "clients": 2, "epochs": 7, "by_epoch": [],
-        "before": None, "adapted": tuned,
+        "before": None, "adapted": adapted,
     }  # fmt: skip
     text = words(build_tables.results_table([run]))
-    assert "new, tuned 95.11 94.22 93.33" in text
+    assert "new, adapted 95.11 94.22 93.33" in text
     assert "New: clients that did not take part in training." in text
 
 
@@ -364,7 +364,7 @@ def test_a_metric_of_every_round_is_in_every_output() -> None:
     wide = lines(table, 120)
     assert "sharpness effort" in " ".join(find_row(wide, "method"))
     assert "loss" not in " ".join(wide[:3]), "it is a default metric"
-    assert find_row(wide, "best").count("4.5") == 2
+    assert find_row(wide, "best").count("4.500") == 2
     narrow = " ".join(lines(table, 70)[:3])
     assert "sharpness" in narrow
     assert "down" not in narrow, "selected metrics come before costs"

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from feddbe.errors import InvalidInputError
-from feddbe.reporting.build_figures import client_distribution, learning_curves
+from feddbe.reporting import figure as figures
+from feddbe.reporting.build_figures import client_distribution, client_heat_map, learning_curves
 from feddbe.reporting.matplotlib_backend import draw, render
 from feddbe.results.document import RunDocument
 from tests.documents import document
@@ -154,6 +155,21 @@ def test_runs_without_evaluation_raise_an_error(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no run has an evaluated round"):
         draw(tmp_path / "c.png", learning_curves([document("fedavg", [None, None])]))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_heat_map_without_values_is_empty() -> None:
+    panel = client_heat_map("run", clients=[0, 1], rounds=[1, 2], accuracies=[{}, {}], note="")
+    axes = render(figures.Figure("clients", "", (panel,))).axes[0]
+    numbers = axes.images[0].get_array()
+    assert numbers is not None
+    assert np.ma.getmaskarray(np.ma.masked_invalid(numbers)).all()
+    assert not axes.texts
+
+
+def test_letters_that_no_font_has_are_drawn_without_a_warning(tmp_path: Path) -> None:
+    """A warning is an error in tests."""
+    draw(tmp_path / "c.png", learning_curves([document("a \u6f22 b", RISING)]))
+    assert (tmp_path / "c.png").is_file()
 
 
 def test_dollar_signs_are_not_parsed_as_math(tmp_path: Path) -> None:

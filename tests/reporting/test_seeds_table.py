@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from feddbe.reporting.build_figures import learning_curves
-from feddbe.reporting.build_tables import seeds_table, sweep_table
+from feddbe.reporting.build_tables import results_table, seeds_table, sweep_table
 from feddbe.reporting.figure import Curves
-from feddbe.reporting.table import Table, to_page_block
+from feddbe.reporting.table import Output, Table, to_page_block
 from feddbe.results.document import RunDocument
 from tests.documents import document
 from tests.reporting.test_build_tables import find_row, lines, words
@@ -48,11 +48,47 @@ def test_verdicts_are_by_the_last_round_and_the_test_is_named_below() -> None:
     text = words(table, 100)
     assert "in the last round" in text
     assert "mean ± 95 % interval over 3 seeds (Student's t)" in text
-    assert "1 difference of accuracy, each over 3 pairs" in text
+    assert "1 difference of accuracy over 3 pairs of runs" in text
     assert "two-sided paired t-test at 5 % for the whole table (Holm's correction)" in text
     assert "Best round: chosen on test data, too high, and not compared." in text
     assert table.to_records()[1]["best"] == pytest.approx(0.99)
     assert table.to_records()[1]["difference"] == pytest.approx(0.05)
+
+
+def test_page_explains_missing_verdicts_only() -> None:
+    """A column in which only the baseline has a text hides other columns of a narrow page."""
+
+    def keys(*runs: RunDocument) -> set[str]:
+        return {column.key for column in seeds_table(runs).visible_columns(Output.PAGE)}
+
+    assert "reason" not in keys(*FEDAVG, *DBE)
+    assert "reason" in keys(*FEDAVG, *DBE[:2])
+    assert "data" not in {column.key for column in results_table(FEDAVG).visible_columns(Output.PAGE)}
+
+
+def test_note_names_a_missing_interval_and_clients_that_are_not_evaluated() -> None:
+    text = words(seeds_table([FEDAVG[0], DBE[0]]), 100)
+    assert "weighted by samples: a single run each, without an interval." in text
+    assert "Each round evaluates" not in text
+    sampled = repeat("fedavg", [0.7, 0.8], eval="sample:3")
+    for table in (seeds_table(sampled), sweep_table(sampled), results_table(sampled)):
+        assert "Each round evaluates 3 sampled clients only." in words(table, 100)
+    assert "evaluates all clients or its cohort only" in words(
+        seeds_table([*FEDAVG, *repeat("fedavg", [0.7, 0.8, 0.9], eval="cohort")]), 100
+    )
+
+
+@pytest.mark.parametrize(
+    ("methods", "trials", "expected"),
+    [
+        (1, 1, "1 difference of accuracy over 1 pair of"),
+        (2, 3, "2 differences of accuracy, each over 3 pairs"),
+    ],
+)
+def test_note_counts_differences_and_pairs(methods: int, trials: int, expected: str) -> None:
+    others = [DBE, repeat("ditto", [0.7, 0.8, 0.9])][:methods]
+    compared = [run for runs in others for run in runs[:trials]]
+    assert expected in words(seeds_table([*FEDAVG, *compared]), 100)
 
 
 def test_the_baseline_can_be_any_experiment() -> None:
@@ -106,7 +142,7 @@ def test_the_interval_names_what_varies(seeds: int, partitions: int, title: str,
     assert len(table.records) == 2
     assert interval in words(table)
     assert title in find_row(lines(table, 120), "method")
-    assert f"each over {seeds * partitions} pairs" in words(table)
+    assert f"over {seeds * partitions} pairs" in words(table)
 
 
 def cells(table: Table, width: int, title: str) -> list[str]:

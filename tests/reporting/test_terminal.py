@@ -106,7 +106,7 @@ def test_equal_accuracies_of_one_hundred_stay_on_the_scale() -> None:
 def test_several_curves_are_distinguished_by_letters() -> None:
     runs = [document(name, [0.1, level]) for name, level in (("moon", 0.5), ("fedavg", 0.9), ("apfl", 0.7))]
     printed = lines(chart(runs), 60)
-    assert printed[0] == "digits, 20 clients, 1 rounds, seed 0"
+    assert printed[0] == "digits, 20 clients, 1 round, seed 0"
     assert [line.split()[:2] for line in printed if "best" in line] == [
         ["A", "moon:"], ["B", "fedavg:"], ["C", "apfl:"],
     ]  # fmt: skip

@@ -11,8 +11,8 @@ import feddbe
 from feddbe.metrics import builtin
 from feddbe.metrics.client_values import Value
 from feddbe.results.curves import band_edges, describe_band, mean_curves, metric_series
-from feddbe.results.seeds import group_seeds
-from feddbe.results.statistics import Trial, mean_interval
+from feddbe.results.repetitions import group_seeds
+from feddbe.results.statistics import Repetition, mean_interval
 from tests.documents import document
 
 
@@ -58,7 +58,7 @@ def test_band_is_the_interval_from_three_seeds_on() -> None:
     expected = mean_interval([40.0, 50.0, 90.0])
     assert triple.mean[1] == pytest.approx(60)
     assert triple.high[1] - triple.mean[1] == pytest.approx(expected.half_width)
-    assert band_edges({Trial(seed, 1): 1.0 for seed in range(3)}) == (1, 1)
+    assert band_edges({Repetition(seed, 1): 1.0 for seed in range(3)}) == (1, 1)
 
 
 def test_meaning_of_the_band_follows_from_the_seeds() -> None:
@@ -89,6 +89,13 @@ def test_metric_series_are_those_of_any_run() -> None:
     assert (series["probe"].label, series["probe"].unit) == ("linear probe accuracy", "%")
     assert series["probe"].read_curve(run) == [(1, 25.0)]
     assert [key for key, item in series.items() if item.is_selected] == ["probe", "x", "x@after"]
+
+
+def test_metric_without_a_weighted_mean_has_no_point() -> None:
+    """If a client's value is nan, so is the mean, but not that of the worst clients."""
+    run = document("fedavg", [0.1, 0.5])
+    run["rounds"][0]["metrics"] = {"before": {"x": {"worst_tenth": 0.5}}, "after": {"x": {"std": 0.5}}}
+    assert not {"x", "x@after"} & {series.key for series in metric_series([run])}
 
 
 def test_metric_of_a_user_is_a_series(tmp_path: Path) -> None:

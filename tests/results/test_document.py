@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from feddbe.results.document import Accuracy, RunDocument, at_moment
-from feddbe.results.seeds import group_seeds
+from feddbe.results.repetitions import group_seeds
 from tests.documents import document
 
 

@@ -64,7 +64,7 @@ def test_baselines_are_found_by_method() -> None:
     assert dbe["paired"]["fedavg"]["against"] == "fedavg(weights=uniform)"
     assert fedavg["paired"].keys() == {"local"}
     assert local["paired"].keys() == {"fedavg"}
-    assert (dbe["round"], dbe["moment"], dbe["accuracy"]) == (1, "before", {0: 0.9, 1: 0.5})
+    assert (dbe["round"], dbe["moment"], dbe["accuracy"]) == (2, "before", {0: 0.9, 1: 0.5})
 
 
 def test_method_with_add_ons_and_options_is_not_its_baseline() -> None:
@@ -90,8 +90,28 @@ def test_baseline_has_the_same_clients_and_preferably_the_same_seed() -> None:
     assert compute_fairness([ditto, *others], [{0: 0.6}, *accuracies[:2]])[0]["paired"] == {}
 
 
-def test_last_round_and_run_without_rounds() -> None:
-    assert compute_fairness([document("ditto", CURVE)], [{0: 0.5}], "last")[0]["round"] == 2
+def test_best_round_is_not_the_default_unless_validation_data_chose_it() -> None:
+    run = document("ditto", CURVE)
+
+    def chosen(which_round: str | None) -> tuple[int, bool]:
+        (fairness,) = compute_fairness([run], [{0: 0.5}], which_round)
+        return fairness["round"], fairness["chosen_on_test"]
+
+    assert [chosen(which_round) for which_round in (None, "last", "best")] == [
+        (2, False),
+        (2, False),
+        (1, True),
+    ]
+    assert run["best"]
+    run["best"]["validation"] = run["best"]["accuracy"]
+    assert [chosen(which_round) for which_round in (None, "last", "best")] == [
+        (1, False),
+        (2, False),
+        (1, False),
+    ]
+
+
+def test_run_without_rounds() -> None:
     with pytest.raises(InvalidInputError, match="ditto: no round has been evaluated yet"):
         compute_fairness([document("ditto", [None])], [{}])
 
@@ -101,6 +121,6 @@ def test_method_that_adapts_after_the_last_round_is_compared_there() -> None:
     assert tuned["last"]
     tuned["last"]["adapted"] = {"weighted": 0.95, "mean": 0.95, "worst_tenth": 0.9, "std": 0.0}
     tuned["deployed_moment"] = "adapted"
-    fedavg, finetuned = compute_fairness([document("fedavg", CURVE), tuned], [{0: 0.9}, {0: 0.95}])
+    fedavg, finetuned = compute_fairness([document("fedavg", CURVE), tuned], [{0: 0.9}, {0: 0.95}], "best")
     assert (fedavg["round"], fedavg["moment"]) == (1, "before")
     assert (finetuned["round"], finetuned["moment"]) == (2, "adapted")

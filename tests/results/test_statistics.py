@@ -7,7 +7,13 @@ from math import inf, sqrt
 import pytest
 from scipy.stats import t
 
-from feddbe.results.statistics import Interval, Trial, mean_interval, paired_differences, trial_interval
+from feddbe.results.statistics import (
+    Interval,
+    Repetition,
+    mean_interval,
+    paired_differences,
+    repetition_interval,
+)
 
 
 def test_interval_of_three_values_is_students_t() -> None:
@@ -40,8 +46,8 @@ def test_differences_are_formatted_with_sign() -> None:
 
 def test_interval_over_seeds_and_partitions_by_hand() -> None:
     """Means of seeds 1 and 5, of partitions 2 and 4: variances 8 / 2 and 2 / 2, Satterthwaite 25 / 17."""
-    values = {Trial(0, 0): 0.0, Trial(0, 1): 2.0, Trial(1, 0): 4.0, Trial(1, 1): 6.0}
-    interval = trial_interval(values)
+    values = {Repetition(0, 0): 0.0, Repetition(0, 1): 2.0, Repetition(1, 0): 4.0, Repetition(1, 1): 6.0}
+    interval = repetition_interval(values)
     assert (interval.mean, interval.n) == (3, 4)
     assert interval.degrees == pytest.approx(25 / 17)
     assert interval.half_width == pytest.approx(sqrt(4 + 1) * t.ppf(0.975, 25 / 17))
@@ -52,11 +58,11 @@ def test_interval_over_seeds_and_partitions_by_hand() -> None:
     "trials", [[(0, 1), (1, 1), (2, 1)], [(0, 0), (0, 1), (0, 2)], [(0, 0), (1, 1), (2, 2)]]
 )
 def test_runs_with_nothing_in_common_that_varies_are_independent(trials: list[tuple[int, int]]) -> None:
-    values = dict(zip((Trial(*trial) for trial in trials), (1.0, 2.0, 6.0), strict=True))
-    assert trial_interval(values) == mean_interval([1.0, 2.0, 6.0])
+    values = dict(zip((Repetition(*trial) for trial in trials), (1.0, 2.0, 6.0), strict=True))
+    assert repetition_interval(values) == mean_interval([1.0, 2.0, 6.0])
 
 
 def test_several_seeds_of_each_partition_count_once() -> None:
     """Nine seeds on three partitions that alone differ are as good as three partitions."""
-    values = {Trial(seed, seed % 3): float(seed % 3) for seed in range(9)}
-    assert trial_interval(values).half_width == pytest.approx(mean_interval([0.0, 1.0, 2.0]).half_width)
+    values = {Repetition(seed, seed % 3): float(seed % 3) for seed in range(9)}
+    assert repetition_interval(values).half_width == pytest.approx(mean_interval([0.0, 1.0, 2.0]).half_width)

@@ -13,7 +13,7 @@ from feddbe.results.statistics import (
     SIGNIFICANCE_LEVEL,
     Comparison,
     Interval,
-    Trial,
+    Repetition,
     judge_comparisons,
     mean_interval,
     paired_differences,
@@ -96,7 +96,7 @@ def share_with_verdict(
     for _ in range(tables):
         accuracy = draw_table(rng).round(1)  # one test sample is 0.1
         baseline, *methods = (
-            {Trial(*indices): float(value) for indices, value in np.ndenumerate(row)} for row in accuracy
+            {Repetition(*indices): float(value) for indices, value in np.ndenumerate(row)} for row in accuracy
         )
         differences = [paired_differences(method, baseline) for method in methods]
         verdicts = judge_comparisons([Comparison(item, one_sample=0.1) for item in differences])
@@ -127,3 +127,15 @@ def crossed(rng: np.random.RandomState) -> NDArray[np.float64]:
 def test_runs_that_share_a_partition_are_not_independent_repetitions() -> None:
     """As nine independent pairs, 58 % of these tables would have a verdict."""
     assert share_with_verdict(2000, crossed) <= SIGNIFICANCE_LEVEL
+
+
+@pytest.mark.parametrize(("methods", "seeds"), [(1, 3), (10, 5)])
+def test_clear_difference_has_a_verdict(methods: int, seeds: int) -> None:
+    """One method is better by six standard deviations of its differences, the others are equal."""
+    rng, detected = np.random.RandomState(0), 0
+    for _ in range(500):
+        differences = rng.normal(0, 0.5, (methods, seeds))
+        differences[0] += 3
+        verdicts = judge_comparisons([Comparison(mean_interval(row), one_sample=0.1) for row in differences])
+        detected += verdicts[0].outcome == "better"
+    assert detected / 500 > 0.9

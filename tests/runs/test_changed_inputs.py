@@ -105,6 +105,13 @@ def test_all_changes_are_named(folder: Path) -> None:
         feddbe.run("method.py:Mine", out="run", resume=True, **OPTIONS)
 
 
+def test_an_edited_file_is_named_next_to_changed_settings(folder: Path) -> None:
+    feddbe.run("method.py:Mine", out="run", **OPTIONS)
+    change_method(folder)
+    with pytest.raises(InvalidInputError, match=r"lr 0.1 in the run, 0.2 now; the method's file was edited"):
+        feddbe.run("method.py:Mine", out="run", resume=True, **OPTIONS | {"lr": 0.2})
+
+
 def test_sweep_names_runs_that_it_does_not_reuse(folder: Path) -> None:
     feddbe.compare(["fedavg"], seeds=2, out="study", **OPTIONS)
     assert plan_messages() == []

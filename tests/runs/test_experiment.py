@@ -173,7 +173,7 @@ def test_explicit_options_override_the_variant() -> None:
 
 
 def test_precedence_of_explicit_variant_data_and_model_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each layer is removed in turn; hyper-parameters have the same order."""
+    """Each layer is removed in turn; hyperparameters have the same order."""
 
     def resolve_values(
         name: str = "fedavg+mr", **options: Any
@@ -211,7 +211,7 @@ def test_zero_rounds_is_not_a_missing_value() -> None:
 
 
 def test_configuration_contains_every_option() -> None:
-    """All options with their defaults filled in, and the hyper-parameters part by part."""
+    """All options with their defaults filled in, and the hyperparameters part by part."""
     experiment = tiny("fedavg+dbe(mu=0.5)", seed=3, batch_size=5)
     assert experiment.config["method"] == experiment.name == "fedavg+dbe(mu=0.5)"
     assert experiment.config["method_options"]["mr"]["mu"] == 0.5
@@ -533,6 +533,8 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    described = execution.describe_run(tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2)))
+    described = execution.initial_metadata(
+        tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2))
+    )
     labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

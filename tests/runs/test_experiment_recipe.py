@@ -91,13 +91,13 @@ def test_recipe_of_user_data_and_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objects", "kinds"),
     [
-        ({"dataset": make_dataset()}, "data"),
-        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10))}, "model"),
-        ({"dataset": make_dataset(), "model": pair}, "data and model"),
-        ({"model": "mlp"}, ""),
+        ({"dataset": make_dataset()}, {"data"}),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10))}, {"model"}),
+        ({"dataset": make_dataset(), "model": pair}, {"data", "model"}),
+        ({"model": "mlp"}, set()),
     ],
 )
-def test_python_objects_have_no_recipe(objects: dict[str, Any], kinds: str) -> None:
+def test_python_objects_have_no_recipe(objects: dict[str, Any], kinds: set[str]) -> None:
     experiment = resolve("fedavg", Config(), **objects)
     assert experiment.in_memory == kinds
     assert (Recipe.from_experiment(experiment) is None) == bool(kinds)

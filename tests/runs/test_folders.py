@@ -11,6 +11,7 @@ import pytest
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.runs import folders
 from feddbe.runs.store import RUN_FILE, RunStore
+from tests.crafted import RunFile
 
 
 def make(folder: Path, config_hash: str = "", begun: str = "") -> Path:
@@ -144,6 +145,15 @@ def test_newest_run_with_this_configuration(tmp_path: Path) -> None:
     make(tmp_path / "a-4", "other", "2024-02-01T00:00:00+00:00")
     assert folders.find_newest({".": "mine"}, tmp_path) == tmp_path / "a-2"
     assert folders.find_newest({".": "other"}, tmp_path) == tmp_path / "a-4"
+
+
+def test_run_without_its_start_is_the_oldest(tmp_path: Path) -> None:
+    make(tmp_path / "a-1", "mine", "2024-01-01T10:00:00+00:00")
+    make(tmp_path / "a-2", "mine")
+    file = RunFile(tmp_path / "a-2")
+    file.db.execute("DELETE FROM meta WHERE key = 'begun'")
+    file.db.close()
+    assert folders.find_newest({".": "mine"}, tmp_path) == tmp_path / "a-1"
 
 
 def test_newest_comparison(tmp_path: Path) -> None:

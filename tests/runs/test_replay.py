@@ -20,7 +20,7 @@ from feddbe.runs.replay import Checkpoint, load_experiment
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.simulation.loop import initial_server_state
 from feddbe.state import decode
 from tests.federation import (
@@ -148,7 +148,7 @@ def test_pool_and_serial_give_the_same_representations(tmp_path: Path) -> None:
     assert representations["before/fc1.0"].shape == (len(e.task.split.test[0]), 64)
     assert torch.equal(representations["before/fc1"], representations["before/z_g"])
     assert not torch.equal(representations["before/z"], representations["before/z_g"])
-    store, engine = RunStore.open(tmp_path), Serial(e.task, e.method)
+    store, engine = RunStore.open(tmp_path), SerialEngine(e.task, e.method)
     entry = Checkpoint(store, e, "last")
     (selected,) = entry.run_tasks(entry.client_tasks(["before"], ["z"], {0: [2, 5]}), engine)
     assert torch.equal(selected.representations["before/z"], representations["before/z"][[2, 5]])

@@ -99,7 +99,7 @@ def test_no_function_executes_a_file_that_a_run_names(use: Callable[[], object],
         InvalidInputError, match=r"is code in a file, 'stranger/evil.py:M', which is not executed"
     ):
         use()
-    feddbe.load("run").clients()
+    feddbe.load_run("run").clients()
     assert not Path("executed").exists()
 
 

@@ -60,7 +60,7 @@ class ResumingCallback(Callback):
         if done == 1 and not self.message:
             with pytest.raises(StoreError) as error:
                 feddbe.run("fedavg", **OPTIONS, rounds=2, out=self.out, resume=True)
-            self.message, self.read = str(error.value), len(feddbe.load(self.out)["rounds"])
+            self.message, self.read = str(error.value), len(feddbe.load_run(self.out)["rounds"])
 
 
 def test_run_in_progress_cannot_be_resumed_elsewhere(tmp_path: Path) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 import torch
 
+from feddbe.errors import CorruptRunError
 from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import nbytes
 from tests.federation import are_identical, experiment
@@ -51,3 +55,12 @@ def test_unchanged_private_state_is_not_returned() -> None:
     assert run_client(e.task, e.method, ClientTask(0, 0, "prepare"), theta, None).private is None
     message = {**theta, "mean": torch.zeros(64)}
     assert run_client(e.task, e.method, ClientTask(0, 1, "train"), message, None).private is not None
+
+
+def test_message_about_a_stored_state_names_the_client() -> None:
+    e = experiment("fedavg+dbe")
+    names = tuple(f"town {client}" for client in range(len(e.task.split.train)))
+    task = replace(e.task, dataset=replace(e.task.dataset, client_names=names))
+    message = {**task.model.parameters, "mean": torch.zeros(64)}
+    with pytest.raises(CorruptRunError, match=r"^the stored state of client 'town 1' does not fit fedavg"):
+        run_client(task, e.method, ClientTask(1, 2, "train"), message, {"other": torch.zeros(1)})

@@ -88,7 +88,7 @@ def test_train_loss_is_the_mean_over_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spec", ["all", "cohort", "sample:2"])
-def test_evaluated_clients(spec: str, tmp_path: Path) -> None:
+def test_evaluators_of_the_next_round_evaluate_a_result(spec: str, tmp_path: Path) -> None:
     """Result t is evaluated by the evaluators of round t + 1, also after the last round."""
     e = experiment("fedavg+prbm", make_dataset([24] * 5), participation=0.4, eval=spec)
     run_outcome(e, tmp_path)

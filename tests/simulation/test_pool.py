@@ -22,8 +22,8 @@ from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.simulation.engines import pool as pool_module
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy
-from feddbe.simulation.engines.pool import PackedState, Pool
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.pool import PackedState, PoolEngine
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.state import State, encode
 from feddbe.testing import make_dataset
 from feddbe.training.task import Context
@@ -31,7 +31,7 @@ from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome, run_recorded
 
 
-class KillingPool(Pool):
+class KillingPool(PoolEngine):
     """Pool that kills one of its workers after a result, while the others work.
 
     It kills at most two in a call: they may run the same client, and a third attempt would be the last.
@@ -71,7 +71,7 @@ def test_client_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
     pool.close()
 
 
-class PoolWithDeadlyClient(Pool):
+class PoolWithDeadlyClient(PoolEngine):
     """Pool whose workers are killed as soon as one receives client 1."""
 
     def run(
@@ -104,7 +104,7 @@ def test_client_that_kills_its_worker_is_named_in_a_group() -> None:
     e = experiment("fedavg", make_dataset([44] * 12))
     tasks = [ClientTask(c, 1, "train") for c in range(12)]
     message = Broadcasts(e.task.model.parameters)
-    pool = Pool(e.task, _DyingMethod(), 1)
+    pool = PoolEngine(e.task, _DyingMethod(), 1)
     pool._cpu_seconds.append(1e-6)
     with pytest.raises(FeddbeError, match="client 1 in round 1: its worker died 3 times"):
         list(pool.run(tasks, message, _NoStates()))
@@ -116,12 +116,12 @@ def test_short_tasks_are_sent_in_groups() -> None:
     tasks = [ClientTask(c, 1, "train", evaluate=True) for c in range(12)]
     warnings = list[str]()
     message = Broadcasts(e.task.model.parameters | {"mean": torch.zeros(e.task.model.feature_shape)})
-    pool = Pool(e.task, e.method, 2, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
+    pool = PoolEngine(e.task, e.method, 2, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
     pool._cpu_seconds.append(1e-6)
     results = {result.client: result for result in pool.run(tasks, message, _NoStates())}
     pool.close()
     assert any(re.match(r"waiting for client \d+ and 2 more in round 1", line) for line in warnings)
-    for expected in Serial(e.task, e.method).run(tasks, message, _NoStates()):
+    for expected in SerialEngine(e.task, e.method).run(tasks, message, _NoStates()):
         assert are_identical(results[expected.client].upload, expected.upload)
         assert results[expected.client].metrics == expected.metrics
 
@@ -135,12 +135,12 @@ def test_divergence_in_a_worker_is_raised_unchanged(tmp_path: Path) -> None:
 
 def test_other_errors_name_client_and_round() -> None:
     e = experiment("fedavg")
-    pool = Pool(e.task, e.method, 1)
+    pool = PoolEngine(e.task, e.method, 1)
     message = {**e.task.model.parameters, "fc.bias": torch.zeros(3)}
     with pytest.raises(RuntimeError, match="size") as error:
         list(pool.run([ClientTask(2, 1, "train")], Broadcasts(message), _NoStates()))
     pool.close()
-    assert "in client 2, round 1" in "".join(error.value.__notes__)
+    assert "client 2 in round 1" in "".join(error.value.__notes__)
 
 
 class _NoStates(ClientStates):
@@ -181,12 +181,12 @@ def test_large_state_stays_cached_in_its_worker(cache_bytes: int, monkeypatch: p
     e = experiment("ditto", make_dataset([44] * 4))
     pool_states, serial_states = _States(), _States()
     message = Broadcasts(e.task.model.parameters)
-    pool = Pool(e.task, e.method, 1)
+    pool = PoolEngine(e.task, e.method, 1)
 
     def run_round(round_: int) -> set[int]:
         pool_states.read_clients.clear()
         tasks = [ClientTask(client, round_, "train", evaluate=True) for client in range(4)]
-        serial = Serial(e.task, e.method).run(tasks, message, serial_states)
+        serial = SerialEngine(e.task, e.method).run(tasks, message, serial_states)
         expected = {result.client: result for result in serial}
         for result in pool.run(tasks, message, pool_states):
             assert are_identical(result.upload, expected[result.client].upload)
@@ -215,7 +215,7 @@ def test_large_state_stays_cached_in_its_worker(cache_bytes: int, monkeypatch: p
     pool.close()
 
 
-class StoppingPool(Pool):
+class StoppingPool(PoolEngine):
     """Pool that stops a worker after the first result, while it works or before its next task."""
 
     stopped = 0
@@ -248,7 +248,7 @@ def test_hung_worker_is_named_and_replaced_and_its_client_run_again(tmp_path: Pa
 def test_slow_worker_is_reported() -> None:
     e = experiment("fedavg")
     warnings = list[str]()
-    pool = Pool(e.task, e.method, 1, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
+    pool = PoolEngine(e.task, e.method, 1, TimeoutPolicy(warn_after=0.0, warn=warnings.append))
     list(pool.run([ClientTask(2, 1, "train")], Broadcasts(e.task.model.parameters), _NoStates()))
     (pid,) = pool.pids
     pool.close()
@@ -260,7 +260,7 @@ def test_slow_worker_is_reported() -> None:
 def test_worker_that_hangs_in_the_middle_of_a_message() -> None:
     """The message is larger than the buffer of a pipe."""
     e = experiment("fedavg")
-    pool = Pool(e.task, e.method, 1, TimeoutPolicy(timeout=0.5))
+    pool = PoolEngine(e.task, e.method, 1, TimeoutPolicy(timeout=0.5))
     os.kill(pool.pids[0], signal.SIGSTOP)
     packed = PackedState(data=bytearray(2**22))  # as without shared memory
     with pytest.raises(OSError, match="temporarily unavailable"):
@@ -300,7 +300,7 @@ def test_unpicklable_error_is_raised_with_its_text(tmp_path: Path) -> None:
 
 def test_clients_with_more_samples_are_first() -> None:
     e = experiment("fedavg", make_dataset([24, 60, 44]))
-    pool = Pool(e.task, e.method, 1)
+    pool = PoolEngine(e.task, e.method, 1)
     tasks = [ClientTask(c, 1, "train") for c in range(3)]
     order = [result.client for result in pool.run(tasks, Broadcasts(e.task.model.parameters), _NoStates())]
     pool.close()
@@ -309,7 +309,7 @@ def test_clients_with_more_samples_are_first() -> None:
 
 def test_close_ends_all_processes() -> None:
     e = experiment("fedavg")
-    pool = Pool(e.task, e.method, 3)
+    pool = PoolEngine(e.task, e.method, 3)
     pids = pool.pids
     pool.close()
     deadline = time.monotonic() + 10
@@ -318,7 +318,7 @@ def test_close_ends_all_processes() -> None:
     assert not [p for p in multiprocessing.active_children() if p.pid in pids]
 
 
-def test_engine_specs() -> None:
+def test_engine_specs_set_the_number_of_processes() -> None:
     cores = len(os.sched_getaffinity(0))
     assert [engines.find_engine(n).processes() for n in ("serial", "pool", "pool(workers=5)")] == [
         0,
@@ -326,7 +326,7 @@ def test_engine_specs() -> None:
         5,
     ]
     e = experiment("fedavg")
-    for name, kind in (("serial", Serial), ("pool(workers=1)", Pool)):
+    for name, kind in (("serial", SerialEngine), ("pool(workers=1)", PoolEngine)):
         engine = engines.create_engine(name, e.task, e.method)
         assert type(engine) is kind
         engine.close()

@@ -107,7 +107,7 @@ def test_version_differences_are_named() -> None:
     assert ray.differences({**actual, "Python": "3.9.1"}) == f"Python {actual['Python']} there, 3.9.1 here"
 
 
-def test_ray_options() -> None:
+def test_ray_options_set_the_number_of_processes() -> None:
     cores = len(os.sched_getaffinity(0))
     assert [engines.find_engine(n).processes() for n in ("ray", "ray(cpus=3)", "ray(address=h:1)")] == [
         cores,

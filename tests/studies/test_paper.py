@@ -24,7 +24,7 @@ def claimed(study: PaperStudy) -> list[tuple[str, str, str]]:
 
 
 def test_experiment_files_match_the_names() -> None:
-    folder = files("feddbe.studies") / "experiments"
+    folder = files("feddbe.studies") / "paper_tables"
     names = {path.name.removesuffix(".toml") for path in folder.iterdir() if path.name.endswith(".toml")}
     assert names == {*NAMES, "settings"}
 

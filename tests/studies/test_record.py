@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
 
 import feddbe
-from feddbe.errors import StoreError
-from feddbe.studies.record import Purpose, StudyRecord, find_studies, open_study, read_record
+from feddbe.errors import InvalidInputError, StoreError
+from feddbe.studies.record import (
+    RECORD_FILE,
+    Purpose,
+    SearchResult,
+    StoredTrial,
+    StudyRecord,
+    find_studies,
+    open_study,
+    read_record,
+)  # fmt: skip
 from tests.studies.conftest import Shell
 
 SMALL = "--clients 3 --partition iid --model mlp --rounds 2 --metrics accuracy"
@@ -64,14 +76,19 @@ def test_shown_sweep_has_test_accuracies_of_chosen_values_only(shell: Shell) -> 
     shell(f"run fedavg --lr 0.001,0.1 {SMALL} --out pool")
     for format_ in ("csv", "json", "markdown"):
         chosen, other = sorted(
-            feddbe.load("pool").summary().to_dict("records"), key=lambda row: not row["chosen"]
+            feddbe.load_study("pool").summary().to_dict("records"), key=lambda row: not row["chosen"]
         )
         assert chosen["best"] > 0
         assert other["best"] != other["best"], "it is not a number"
         assert (
-            str(round(100 * feddbe.load("pool")[0]["best"]["accuracy"]["weighted"], 2))
+            str(round(100 * feddbe.load_study("pool")[0]["best"]["accuracy"]["weighted"], 2))
             not in shell(f"show pool --format {format_}").out
         )
+    assert chosen["difference"] is None, "to an experiment that is not chosen"
+    sweep = feddbe.load_study("pool")
+    assert repr(sweep) == f"<Sweep of 2 runs, chosen: {[sweep[1]]}>"
+    assert [run["best"] for run in feddbe.list_runs("pool")] == [None, None]
+    assert [len(read(sweep)) for read in (feddbe.fairness, feddbe.overhead)] == [1, 1]
     clients = shell("show pool --clients").out
     assert "lr 0.1" not in clients.splitlines()[0] or "lr 0.001" not in clients.splitlines()[0]
     assert "lr 0.001" not in shell("overhead pool").out
@@ -118,8 +135,26 @@ def test_longer_runs_count_cut_to_the_rounds_of_the_study(shell: Shell) -> None:
     table = printed_table(shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool --name short").out)
     shell(f"compare fedavg ditto --seeds 2 {SMALL.replace('--rounds 2', '--rounds 3')} --out pool")
     assert printed_table(shell("show pool/short").out) == table
-    assert [len(run["rounds"]) for run in feddbe.load("pool/short")] == [3] * 4
-    assert [len(run["rounds"]) for run in feddbe.load("pool/comparison-1")] == [4] * 4
+    assert [len(run["rounds"]) for run in feddbe.load_study("pool/short")] == [3] * 4
+    assert [len(run["rounds"]) for run in feddbe.load_study("pool/comparison-1")] == [4] * 4
+
+
+def test_python_and_command_line_have_the_same_numbers(shell: Shell) -> None:
+    """Also in a study that is shorter than its runs."""
+    shell(f"compare local fedavg --seeds 2 {SMALL} --out pool --name short")
+    shell(f"compare local fedavg --seeds 2 {SMALL.replace('--rounds 2', '--rounds 3')} --out pool")
+    study = feddbe.load_study("pool/short")
+    for runs in ("pool/short", study):
+        fairness = json.loads(json.dumps(feddbe.fairness(runs)))
+        assert fairness == json.loads(shell("fairness pool/short --json").out)["runs"]
+        overhead = json.loads(json.dumps(feddbe.overhead(runs)))
+        assert overhead == json.loads(shell("overhead pool/short --json").out)["runs"]
+    assert [run["round"] for run in fairness] == [2] * 4
+    means = [mean(run["spread"]["mean"] for run in fairness[start : start + 2]) for start in (0, 2)]
+    assert means == pytest.approx(list(study.summary()["mean"])), "the table over seeds has the same round"
+    printed = shell("show pool/short --format csv").out
+    assert study.to_pandas().to_csv(index=False) == printed
+    assert feddbe.list_runs("pool") == json.loads(shell("runs pool --json").out)["runs"]
 
 
 def test_fine_tuned_run_that_became_longer_is_named(shell: Shell) -> None:
@@ -134,27 +169,27 @@ def test_plain_comparison_is_a_study_of_its_folder(shell: Shell) -> None:
     table = printed_table(shell(f"compare ditto fedavg {SMALL} --out both").out)
     assert printed_table(shell("show both").out) == table
     assert shell(f"compare ditto fedavg moon {SMALL} --out both --resume").code == 0
-    assert [run["method"] for run in feddbe.load("both")] == ["ditto", "fedavg", "moon"]
+    assert [run["method"] for run in feddbe.load_study("both")] == ["ditto", "fedavg", "moon"]
     other = shell(f"compare fedavg+dbe {SMALL} --out both")
     assert other.out.splitlines()[-1] == "run     both/comparison-1"
-    assert [run["method"] for run in feddbe.load("both/comparison-1")] == ["fedavg+dbe"]
+    assert [run["method"] for run in feddbe.load_study("both/comparison-1")] == ["fedavg+dbe"]
     _, out, err = shell("show both")
     assert err == "feddbe: further studies: both/comparison-1\n"
     assert "fedavg+dbe" not in out
     assert shell(f"compare fedavg ditto {SMALL} --name mine").code == 0
-    assert [run["folder"] for run in feddbe.load("mine")] == ["runs/mine/fedavg", "runs/mine/ditto"]
+    assert [run["folder"] for run in feddbe.load_study("mine")] == ["runs/mine/fedavg", "runs/mine/ditto"]
 
 
 def test_resumed_comparison_has_the_new_rounds(shell: Shell) -> None:
     shell(f"compare ditto fedavg {SMALL} --out both")
     table = printed_table(shell("compare --resume --out both --rounds 3").out)
     assert printed_table(shell("show both").out) == table
-    assert [len(run["rounds"]) for run in feddbe.load("both")] == [4, 4]
+    assert [len(run["rounds"]) for run in feddbe.load_study("both")] == [4, 4]
 
 
 def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
     shell(f"compare fedavg ditto --seeds 2 {SMALL} --out pool")
-    first, second, *_ = (Path(run["folder"]) for run in feddbe.load("pool"))
+    first, second, *_ = (Path(run["folder"]) for run in feddbe.load_study("pool"))
     shutil.rmtree(first)
     shutil.rmtree(second)
     feddbe.run("moon", **OPTIONS, out=str(second))
@@ -169,7 +204,7 @@ def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
     reported = shell("report pool")
     assert (reported.code, reported.err) == (0, err)
     with pytest.warns(UserWarning, match="is missing|was changed"):
-        assert [run["method"] for run in feddbe.load("pool")] == ["ditto", "ditto"]
+        assert [run["method"] for run in feddbe.load_study("pool")] == ["ditto", "ditto"]
     for run in read_record(Path("pool/comparison-1")).runs:
         shutil.rmtree(Path("pool/comparison-1") / run.folder, ignore_errors=True)
     with pytest.raises(StoreError, match="no run of the study can be shown"):
@@ -179,13 +214,14 @@ def test_missing_and_changed_runs_are_named(shell: Shell) -> None:
 def test_loaded_study_is_what_compare_returned(shell: Shell) -> None:
     runs = feddbe.compare(["fedavg", "ditto"], seeds=2, out="pool", **OPTIONS)
     sweep = feddbe.compare(["fedavg"], lr=[0.01, 0.1], out="pool", name="rates", **OPTIONS)
-    loaded = feddbe.load("pool/comparison-1")
-    assert type(loaded) is feddbe.Runs
+    loaded = feddbe.load_study("pool/comparison-1")
+    assert type(loaded) is type(feddbe.load("pool/comparison-1")) is feddbe.Runs
     assert loaded._repr_html_() == runs._repr_html_()
     assert [run["config_hash"] for run in loaded] == [run["config_hash"] for run in runs]
     rates = feddbe.load("pool/rates")
     assert isinstance(rates, feddbe.Sweep)
     assert rates._repr_html_() == sweep._repr_html_()
+    assert type(feddbe.load(runs[0]["folder"])) is type(feddbe.load_run(runs[0]["folder"])) is feddbe.Run
     frame = loaded.to_pandas()
     assert list(frame["method"]) == ["fedavg", "fedavg", "ditto", "ditto"]
     assert list(frame["best_weighted"]) == [run["best"]["accuracy"]["weighted"] for run in runs]
@@ -194,6 +230,17 @@ def test_loaded_study_is_what_compare_returned(shell: Shell) -> None:
     assert summary["best"][0] == pytest.approx(frame["best_weighted"][:2].mean())
     assert list(rates.summary()["chosen"]) == [False, True]
     assert list(rates.to_pandas()["lr"]) == [0.1]
+
+
+def test_loading_the_other_kind_is_one_line(shell: Shell) -> None:
+    feddbe.compare(["fedavg", "ditto"], seeds=2, name="pair", **OPTIONS)
+    with pytest.raises(InvalidInputError, match="'pair' is not the folder of a run; existing runs: runs/"):
+        feddbe.load_run("pair")
+    run_folder = feddbe.load_study("pair")[0]["folder"]
+    with pytest.raises(
+        InvalidInputError, match=r"is not the folder of a study; existing studies: runs/study-digits/pair$"
+    ):
+        feddbe.load_study(run_folder)
 
 
 def test_runs_lists_studies(shell: Shell) -> None:
@@ -248,19 +295,29 @@ def test_table_of_the_paper_is_shown_again(shell: Shell) -> None:
     assert shell("show paper/practical-1").out == out
     page = feddbe.report("paper/practical-1").read_text()
     assert page.count('"title":"The paper\'s tables"') == 1
-    assert [run["method"] for run in feddbe.load("paper/practical-1")] == ["fedavg", "fedavg+dbe"]
+    assert [run["method"] for run in feddbe.load_study("paper/practical-1")] == ["fedavg", "fedavg+dbe"]
 
 
 RECORD = StudyRecord("x", Purpose.SWEEP, ("fedavg",), {"lr": [1, 2]}, (0,), (), "fedavg", 0.2, ())
+TRIAL: StoredTrial = {"values": {"kappa": 1}, "accuracy": 0.5, "note": ""}
+RESULT: SearchResult = {
+    "space": {"kappa": [1, 2]}, "trials": [TRIAL], "published": {"kappa": 1}, "is_fine_tuned": False,
+}  # fmt: skip
 DAMAGES: list[tuple[Any, str]] = [
-    ("{", "Expecting property name"),
-    ("[]", "list indices must be integers"),
-    ({"purpose": "fun"}, "'fun' is not a valid Purpose"),
-    ({"seeds": ["0"]}, "unexpected value '0'"),
-    ({"options": 3}, "unexpected value 3"),
+    ("{", "Input data was truncated"),
+    ('{"options": {"a": ' + "[" * 100_000, "maximum recursion depth exceeded"),
+    ("[]", "Expected `object`, got `array`"),
+    ({"purpose": "fun"}, "Invalid enum value 'fun'"),
+    ({"seeds": ["0"]}, "Expected `int`, got `str`"),
+    ({"seeds": [10**400]}, "Expected `int` <= 4611686018427387904"),
+    ({"methods": []}, "Expected `array` of length >= 1"),
+    ({"validation": float("nan")}, "JSON is malformed"),
+    ({"options": 3}, "Expected `object`, got `int`"),
+    ({"result": RESULT | {"trials": []}}, "Expected `array` of length >= 1"),
+    ({"result": RESULT | {"trials": [TRIAL | {"accuracy": "x"}]}}, "Expected `float | null`, got `str`"),
     ({"runs": [{"folder": "/etc", "config_hash": "", "rounds": 1}]}, "unexpected folder '/etc'"),
     ({"runs": [{"folder": "../../x", "config_hash": "", "rounds": 1}]}, "unexpected folder '../../x'"),
-    ({"runs": [{"folder": "x", "config_hash": ""}]}, "'patience' is missing"),
+    ({"runs": [{"folder": "x", "config_hash": ""}]}, "missing required field `rounds`"),
 ]
 
 
@@ -275,4 +332,53 @@ def test_damaged_record_is_one_line(damage: Any, problem: str, tmp_path: Path) -
 
 
 def test_record_survives_its_text() -> None:
-    assert StudyRecord.from_json(RECORD.to_json(), Path("study.json")) == RECORD
+    record = replace(RECORD, result=RESULT)
+    assert StudyRecord.from_json(record.to_json(), Path("study.json")) == record
+
+
+@pytest.mark.parametrize(
+    "result", [RESULT | {"trials": [TRIAL | {"values": {}}]}, RESULT | {"published": {}}]
+)
+def test_trials_that_do_not_fit_the_search_are_one_line(
+    result: SearchResult, shell: Shell, tmp_path: Path
+) -> None:
+    record = replace(RECORD, purpose=Purpose.TUNING, options={}, result=RESULT)
+    (tmp_path / RECORD_FILE).write_text(record.to_json())
+    assert shell(f"show {tmp_path}").code == 0
+    (tmp_path / RECORD_FILE).write_text(replace(record, result=result).to_json())
+    output = shell(f"show {tmp_path}")
+    assert (output.code, output.out) == (2, "")
+    assert output.err.endswith("has trials that do not fit its search; repeat the command\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"trials": 10**9}, "allowed: a whole number from 1 to 1000"),
+        ({"only": [5]}, "Expected `str`, got `int`"),
+        ({"rounds": "x"}, "Expected `int | null`, got `str`"),
+    ],
+)
+def test_request_that_is_not_of_the_paper_is_one_line(
+    change: dict[str, Any], problem: str, shell: Shell, tmp_path: Path
+) -> None:
+    options = {"name": "practical", "trials": 1, "rounds": 1, "data": None, "small": True, **change}
+    record = replace(RECORD, purpose=Purpose.PAPER_TABLE, options=options)
+    (tmp_path / RECORD_FILE).write_text(record.to_json())
+    output = shell(f"show {tmp_path}")
+    assert output.code == 2
+    (line,) = output.err.splitlines()
+    assert "does not name a table of the paper" in line
+    assert problem in line
+
+
+def test_folder_of_a_study_with_a_digit_that_is_no_number(tmp_path: Path) -> None:
+    (tmp_path / "\u00b2").mkdir()
+    (tmp_path / "\u00b2" / RECORD_FILE).write_text(RECORD.to_json())
+    assert find_studies(str(tmp_path)) == [tmp_path / "\u00b2"]
+
+
+def test_pipe_in_place_of_a_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / RECORD_FILE)
+    with pytest.raises(StoreError, match=r"study.json': it is not a plain file"):
+        read_record(tmp_path)

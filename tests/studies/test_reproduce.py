@@ -261,7 +261,7 @@ def test_reproduce_a_part_of_a_table(shell: Shell) -> None:
     assert (code, err) == (0, "")
     assert sorted(path.name for path in Path("here").glob("digits-*")) == runs
     assert "digits instead of fmnist, cnn_small instead of cnn" in " ".join(out.split())
-    best = [feddbe.load(Path("here") / name)["best"] for name in runs]
+    best = [feddbe.load_run(Path("here") / name)["best"] for name in runs]
     for entry in best:
         assert entry
         assert entry["accuracy"]
@@ -383,7 +383,7 @@ def test_list_has_counts_and_estimates(shell: Shell) -> None:
         ("reproduce", "no experiment given"),
         ("reproduce ablatoin", "did you mean 'ablation'"),
         ("reproduce har --scale tiny", "unknown scale 'tiny'"),
-        ("reproduce har --trials 0", "trials = 0; allowed: a whole number >= 1"),
+        ("reproduce har --trials 0", "trials = 0; allowed: a whole number from 1 to 1000"),
         ("reproduce har --rounds 0", "rounds = 0; allowed: a whole number >= 1"),
         ("reproduce har --format word", "unknown format 'word'"),
         ("reproduce har --only fedsgd", "unknown cell of har 'fedsgd'"),

@@ -77,7 +77,7 @@ def test_parallel_runs_are_bit_exact(tmp_path: Path, monkeypatch: pytest.MonkeyP
         single = feddbe.run(
             planned.spec.method, seed=3, out=str(tmp_path / "alone" / planned.spec.method), **SMALL
         )
-        assert feddbe.load(planned.folder)["server_sha256"] == single["server_sha256"]
+        assert feddbe.load_run(planned.folder)["server_sha256"] == single["server_sha256"]
 
 
 def test_run_is_recognized_by_its_configuration_hash(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_run_with_fewer_rounds_is_resumed(tmp_path: Path) -> None:
     (planned,) = plan_runs([RunSpec("fedavg", SMALL)], tmp_path)
     assert planned.is_missing
     run_missing([planned])
-    assert [entry["round"] for entry in feddbe.load(tmp_path / "mine")["rounds"]] == [0, 1, 2]
+    assert [entry["round"] for entry in feddbe.load_run(tmp_path / "mine")["rounds"]] == [0, 1, 2]
     assert plan_runs([RunSpec("fedavg", SMALL)], tmp_path)[0].is_done
 
 

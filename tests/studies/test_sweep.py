@@ -32,7 +32,7 @@ def test_seeds_are_run_once_and_shown_together(shell: Shell, monkeypatch: pytest
     assert [row[:2] for row in rows[:2]] == [["fedavg", "2"], ["fedavg+dbe", "2"]]
     single = feddbe.run("fedavg+dbe", **OPTIONS, seed=1, out="alone")
     (run_folder,) = Path("study").glob("digits-fedavg+dbe-seed1-*")
-    assert feddbe.load(run_folder)["server_sha256"] == single["server_sha256"]
+    assert feddbe.load_run(run_folder)["server_sha256"] == single["server_sha256"]
     assert shell("show study").out.split("\n\n")[0] == out.split("\n\n")[0]
 
     def refuse(*_: object) -> None:
@@ -93,7 +93,7 @@ def test_partitions_are_repetitions_of_every_seed(shell: Shell) -> None:
     trials = [(run["config"]["partition_seed"], run["config"]["seed"]) for run in runs]
     assert trials == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] * 2
     single_run = feddbe.run("fedavg", **OPTIONS, partition_seed=3, seed=1, out="alone")
-    assert single_run["server_sha256"] == feddbe.load(runs[5]["folder"])["server_sha256"]
+    assert single_run["server_sha256"] == feddbe.load_run(runs[5]["folder"])["server_sha256"]
     code, out, _ = shell(f"run fedavg --partition-seeds 2,3 {SMALL} --out study --dry-run")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines()] == ["exists", "exists"]

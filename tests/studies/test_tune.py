@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config, parse_options
 from feddbe.data.federated import load_federated_data
 from feddbe.data.split import load_split
-from feddbe.errors import InvalidInputError
+from feddbe.errors import InvalidInputError, StoreError
 from feddbe.runs.build_document import load_document
 from feddbe.runs.experiment import resolve
 from feddbe.studies.tune import TuneResult, build_search_space, insert_values, tune
@@ -184,7 +187,7 @@ def test_command_shows_best_and_default(shell: Shell) -> None:
         ("tune fedavg --trials 0", "trials = 0"),
         ("tune fedavg --validation 0", "validation = 0; a search needs validation data"),
         ("tune 'fedavg+dbe(kappa=1)'", "a searched method cannot have values in brackets"),
-        ("tune fedavg+dbe --space kapa=1", "unknown hyper-parameter 'kapa'; did you mean 'kappa'"),
+        ("tune fedavg+dbe --space kapa=1", "unknown hyperparameter 'kapa'; did you mean 'kappa'"),
         ("tune fedavg+dbe --space kappa", "write it as --space kappa=1,5,50"),
         ("tune fedavgg", "unknown method 'fedavgg'"),
     ],
@@ -210,3 +213,48 @@ def test_missing_optuna_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         InvalidInputError, match=r"tune needs Optuna; install it with: pip install 'feddbe\[tune\]'"
     ):
         search(tmp_path, 1)
+
+
+_ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS trial_id FROM n"
+
+
+def test_damaged_file_of_a_search_is_one_line(tmp_path: Path) -> None:
+    """Without the file, the search starts again and uses the finished runs."""
+    whole = search(tmp_path, 1)
+    file = tmp_path / "tune.sqlite"
+    content = file.read_bytes()
+    for statement in (
+        "UPDATE trial_params SET param_value = 1e9",
+        "UPDATE trial_params SET distribution_json = '{'",
+        "DELETE FROM trial_params",
+        "UPDATE trial_values SET value = NULL",
+        "UPDATE trial_values SET value = 'x'",
+        "UPDATE trials SET state = 'other'",
+        "UPDATE alembic_version SET version_num = 'x'",
+        f"DROP TABLE trials; CREATE VIEW trials AS {_ENDLESS}",
+    ):
+        file.write_bytes(content)
+        with closing(sqlite3.connect(file)) as db:
+            db.executescript(statement)
+        _assert_not_a_search(tmp_path)
+    file.write_bytes(b"x" * 1000)
+    _assert_not_a_search(tmp_path)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(StoreError, match=r"tune.sqlite' is not a plain file; remove it"):
+        search(tmp_path, 1)
+    file.unlink()
+    runs = sorted(tmp_path.glob("*/run.sqlite"))
+    assert search(tmp_path, 1).trials == whole.trials
+    assert sorted(tmp_path.glob("*/run.sqlite")) == runs
+
+
+def _assert_not_a_search(folder: Path) -> None:
+    with pytest.raises(StoreError, match=r"tune.sqlite' is not the file of a search .*; remove it") as raised:
+        search(folder, 1)
+    assert "\n" not in str(raised.value)
+
+
+def test_unknown_method_of_a_record_is_one_line() -> None:
+    with pytest.raises(InvalidInputError, match=r"unknown method '\.\./etc'; .*allowed: .*fedavg"):
+        insert_values("fedavg+../etc", {"lr": 0.1})

@@ -34,8 +34,8 @@ def test_registered_backend_is_selected_by_priority(monkeypatch: pytest.MonkeyPa
     """It trains the plans that it supports, and the run records it."""
     (tmp_path / "one_epoch.py").write_text(
         "from feddbe.training import autograd\n"
-        "from feddbe.training.autograd import gradient, packages, predictor, proximal_steps\n"
-        "from feddbe.training.autograd import unsupported_pass_reason, warm_up_kernels\n"
+        "from feddbe.training.autograd import compute_gradient, list_packages, make_predictor\n"
+        "from feddbe.training.autograd import proximal_steps, unsupported_pass_reason, warm_up_kernels\n"
         "PRIORITY = 5\n"
         "def unsupported_reason(plan): return 'several epochs' if plan.batches.epochs > 1 else ''\n"
         "def train(plan): return autograd.train(plan)\n"

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from feddbe.errors import InvalidInputError
 from feddbe.simulation import engines
-from feddbe.simulation.engines.registry import Serial
+from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.training.task import find_device
 from tests.federation import COMBINATIONS, are_identical, experiment, run_outcome, run_recorded
 
@@ -58,7 +58,7 @@ def test_every_method_runs_on_the_meta_device(name: str, tmp_path: Path) -> None
     """Setup, two rounds with evaluation, fine-tuning; all states return to the CPU."""
     e = experiment(name, adapt_epochs=1)
     with MetaDeviceMode() as mode:
-        ran = run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
+        ran = run_recorded(e, tmp_path, SerialEngine(e.task.to(META), e.method))
     assert mode.meta_operations > 100 or e.method.base_name == "majority"
     assert all(t.device.type == "cpu" for t in ran.server.values())
     assert len(ran.rounds) == 3
@@ -68,7 +68,7 @@ def test_every_method_runs_on_the_meta_device(name: str, tmp_path: Path) -> None
 def test_new_clients_adapt_on_the_meta_device(adaptation: str, tmp_path: Path) -> None:
     e = experiment("fedavg+dbe", new_clients=1, adapt_epochs=2, adaptation=adaptation)
     with MetaDeviceMode():
-        run_recorded(e, tmp_path, Serial(e.task.to(META), e.method))
+        run_recorded(e, tmp_path, SerialEngine(e.task.to(META), e.method))
 
 
 def test_mixing_devices_is_an_error() -> None:
@@ -82,7 +82,7 @@ def test_number_of_value_reads_is_independent_of_the_batch_size(tmp_path: Path) 
     for batch in (10, 2):
         e = experiment("fedavg+dbe", batch_size=batch)
         with MetaDeviceMode() as mode:
-            run_recorded(e, tmp_path / str(batch), Serial(e.task.to(META), e.method))
+            run_recorded(e, tmp_path / str(batch), SerialEngine(e.task.to(META), e.method))
         value_reads.append(mode.value_reads)
     assert value_reads[0] == value_reads[1]
 

@@ -45,7 +45,7 @@ def test_fit_equals_torch_optim(name: str) -> None:
     trained = ClientTrainer(e.task, 1, 0).fit(e.task.model.parameters).params
     module = copy.deepcopy(e.task.model.module)
     optimizer = make_optimizer(module.parameters())
-    for x, y, size in ClientTrainer(e.task, 1, 0)._batches().iterate():
+    for x, y, size in ClientTrainer(e.task, 1, 0)._make_batches().iterate():
         for inputs, labels in zip(torch.split(x, size), torch.split(y, size), strict=True):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(module(e.task.dataset.inputs(inputs)), labels)

@@ -600,7 +600,9 @@ def test_rng_of_a_client() -> None:
 @pytest.mark.parametrize("epochs", [None, 3])
 def test_steps_is_the_number_of_batches(client: int, epochs: int | None) -> None:
     t = make_task(local_epochs=2)
-    assert ClientTrainer(t, 1, client).steps(epochs) == len(record_batches(t, client=client, epochs=epochs))
+    assert ClientTrainer(t, 1, client).count_steps(epochs) == len(
+        record_batches(t, client=client, epochs=epochs)
+    )
 
 
 def test_label_counts_of_the_training_data() -> None:

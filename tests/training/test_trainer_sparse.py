@@ -15,7 +15,7 @@ from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.models.registry import fasttext
 from feddbe.runs.experiment import Experiment, resolve
-from feddbe.training.backends import gradient
+from feddbe.training.backends import compute_gradient
 from feddbe.training.plan import Samples
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import COMBINATIONS, are_identical, run_outcome
@@ -97,7 +97,7 @@ def test_gradient_function_returns_dense_tensors() -> None:
     sparse, dense = make_experiments("fedavg")
     dataset = make_texts()
     batch = Samples(dataset.inputs(dataset.x[:7]), dataset.y[:7])
-    actual, expected = (gradient(e.task, e.task.model.parameters, {}, batch) for e in (sparse, dense))
+    actual, expected = (compute_gradient(e.task, e.task.model.parameters, {}, batch) for e in (sparse, dense))
     assert actual.loss.item() == pytest.approx(expected.loss.item())
     for name, tensor in expected.gradients.items():
         assert actual.gradients[name].layout == torch.strided

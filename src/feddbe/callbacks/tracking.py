@@ -36,11 +36,15 @@ def make_callback(specs: CallbackSpec | Sequence[CallbackSpec] | None) -> Callba
     """
     if specs is None:
         return CallbackList([])
-    several = [specs] if isinstance(specs, str | Callback) else specs
-    return CallbackList([_make_tracker(spec) if isinstance(spec, str) else spec for spec in several])
+    if isinstance(specs, str | Callback):
+        specs = [specs]
+    return CallbackList([_make_tracker(spec) for spec in specs])
 
 
-def _make_tracker(spec: str) -> Callback:
+def _make_tracker(spec: CallbackSpec) -> Callback:
+    """Return the tracker that a text names; a callback is returned unchanged."""
+    if isinstance(spec, Callback):
+        return spec
     name, _, argument = spec.partition(":")
     match name, argument:
         case "wandb", project if project:
@@ -59,7 +63,7 @@ def replay(run: Mapping[str, Any], callback: CallbackSpec | Sequence[CallbackSpe
     W&B and MLflow continue the run that they have, and skip rounds that they have.
 
     Args:
-        run: The run, as `feddbe.load` returns it.
+        run: The run, as `feddbe.load_run` returns it.
         callback: Callbacks, or texts such as `wandb:PROJECT`.
     """
     with make_callback(callback) as callbacks:

@@ -132,10 +132,10 @@ class Group(click.Group):
 def config_options(*names: str) -> list[click.Parameter]:
     """Return the options of `Config` with these names, or all; an option that is not given is None."""
     fields = [field for field in dataclasses.fields(Config) if field.name != "method"]
-    return [_option(field) for field in fields if not names or field.name in names]
+    return [_build_option(field) for field in fields if not names or field.name in names]
 
 
-def _option(field: dataclasses.Field[Any]) -> Option:
+def _build_option(field: dataclasses.Field[Any]) -> Option:
     kind = value_type(field)[0]
     name = field.name.replace("_", "-")
     metadata = field.metadata
@@ -147,8 +147,9 @@ def _option(field: dataclasses.Field[Any]) -> Option:
     elif metadata["choices"]:
         metavar, value_parser = None, _ConfigChoice(metadata["choices"])
     names = f"; names: {_NAMES}" if field.name in _OPTIONS_WITH_NAMES else ""
+    short_names = ["-o"] if field.name == "out" else []
     return Option(
-        [f"--{name}/--no-{name}" if field.default is True else f"--{name}"],
+        [*short_names, f"--{name}/--no-{name}" if field.default is True else f"--{name}"],
         section=metadata["section"],
         help=metadata["meaning"] + names + _default_text(field),
         default=None,
@@ -177,8 +178,8 @@ def _known_names(option: str) -> str:
     from feddbe import data, models  # imports torch, which takes seconds
     from feddbe.config.parameters import describe_signature
 
-    known = data.BUILTIN_DATASETS if option == "data" else models.MODELS
-    return ", ".join(describe_signature(name, entry.options) for name, entry in known.items())
+    entries = data.BUILTIN_DATASETS if option == "data" else models.MODELS
+    return ", ".join(describe_signature(name, entry.options) for name, entry in entries.items())
 
 
 def opening_runs_once(command: click.Command) -> click.Command:
@@ -187,7 +188,7 @@ def opening_runs_once(command: click.Command) -> click.Command:
     assert callback
 
     @functools.wraps(callback)
-    def wrapped(**options: Any) -> Any:
+    def run_command(**options: Any) -> Any:
         from feddbe.runs.store import sharing_stores
 
         if options.get("live"):
@@ -195,7 +196,7 @@ def opening_runs_once(command: click.Command) -> click.Command:
         with sharing_stores():
             return callback(**options)
 
-    command.callback = wrapped
+    command.callback = run_command
     return command
 
 
@@ -219,9 +220,12 @@ _MIN_ADDRESS_SPACE = 640 * 2**20
 
 def explain_fault(error: Exception) -> str | None:
     """Return one line for an error of the machine, or None for another one."""
-    if isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY):
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        reason = "" if limit == resource.RLIM_INFINITY else f": the limit is {limit >> 20} MB (ulimit -v)"
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    is_limited = limit != resource.RLIM_INFINITY
+    lacks_memory = isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
+    # An extension module whose allocation fails while it is imported may raise SystemError instead.
+    if lacks_memory or (is_limited and isinstance(error, SystemError)):
+        reason = f": the limit is {limit >> 20} MB (ulimit -v)" if is_limited else ""
         return f"not enough memory{reason}; close other programs, or raise the limit"
     if not isinstance(error, OSError):
         return None
@@ -302,24 +306,24 @@ def print_renderable(*renderables: RenderableType) -> None:
 def print_json(document: Any) -> None:
     """Print a JSON document with one line per key, and one line per item of a list of objects."""
 
-    def dump(value: Any) -> str:
+    def format_value_as_json(value: Any) -> str:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return "[\n  " + ",\n  ".join(map(json.dumps, value)) + "]"
         return json.dumps(value)
 
-    lines = [f"{json.dumps(key)}: {dump(value)}" for key, value in document.items()]
+    lines = [f"{json.dumps(key)}: {format_value_as_json(value)}" for key, value in document.items()]
     print("{" + ",\n ".join(lines) + "}")
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Let SIGTERM end the block like Ctrl-C."""
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, _raise_interrupt)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

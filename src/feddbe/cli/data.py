@@ -18,7 +18,7 @@ from feddbe.cli.command import (
     print_text,
 )
 from feddbe.config.options import parse_options
-from feddbe.errors import unknown_name
+from feddbe.errors import InvalidInputError, unknown_name
 
 group = Group("data", "List, download and inspect data sets and their partitions.")
 _DATA_DIR = click.option(
@@ -80,7 +80,9 @@ def _get(name: str, force: bool, data_dir: Path | None) -> int:
 
 @group.command(
     "show",
-    params=config_options("data_dir", "partition", "partition_seed", "split", "clients", "shift", "json"),
+    params=config_options(
+        "data_dir", "partition", "partition_seed", "split", "clients", "min_samples", "shift", "json"
+    ),
 )
 @click.argument("name", cls=Argument, help="data set, file or folder")
 @click.option("--save", metavar="FILE", type=Path, help="save the partition as .npz")
@@ -101,6 +103,11 @@ def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> in
     if plot is not None:
         draw(plot, client_distribution(labels, title, dataset.label_names, dataset.client_names))
     if save is not None:
+        if resolved.min_samples:
+            raise InvalidInputError(
+                f"min_samples = {resolved.min_samples}; a saved partition is that of all rows. "
+                "Leave out --save or --min-samples"
+            )
         split.save(save)
     if resolved.json:
         rows: list[dict[str, Any]] = [

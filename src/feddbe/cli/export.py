@@ -24,7 +24,7 @@ from feddbe.errors import truncate
 @click.argument("run", cls=Argument, help="folder of a run, or its name in runs/")
 @click.option("--client", required=True, metavar="NAME|N", help="name or number of the client")
 @ROUND
-@click.option("--out", metavar="DIR", type=Path, help="output folder [default: RUN-client-NAME]")
+@click.option("-o", "--out", metavar="DIR", type=Path, help="output folder [default: RUN-client-NAME]")
 @click.option("--onnx", is_flag=True, help="write ONNX too (pip install 'feddbe[onnx]')")
 @CODE
 @TRUST

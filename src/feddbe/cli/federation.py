@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 group = Group("federation", "Create a federation, invite nodes, take part as a node.")
 _FOLDER = click.argument("folder", cls=Argument, metavar="DIR", type=Path, help="folder of the federation")
 _STATE = click.option(
-    "--state", required=True, metavar="FOLDER", type=Path, help="state folder of the node; created if missing"
-)
+    "--state", required=True, metavar="FOLDER", type=Path,
+    help="folder of the node's private states; join creates it",
+)  # fmt: skip
 
 
 def _require_packages() -> None:
@@ -45,7 +46,11 @@ def _open(folder: Path) -> FederationFolder:
     "--like", required=True, metavar="DATA", help="example of the nodes' data, any that feddbe reads"
 )
 @click.option(
-    "--port", default=8443, type=click.IntRange(1, 65535), help="port of the server [default: 8443]"
+    "--port",
+    default=8443,
+    metavar="N",
+    type=click.IntRange(1, 65535),
+    help="port of the server [default: 8443]",
 )
 @click.option(
     "--listen", default="0.0.0.0", metavar="ADDRESS", help="address to listen on [default: 0.0.0.0]"
@@ -71,6 +76,8 @@ def _init(folder: Path, host: str, like: str, port: int, listen: str) -> int:
 def _invite(folder: Path, names: tuple[str, ...]) -> int:
     """Operator: write NAME.invitation for each node, to be sent like a password."""
     federation = _open(folder)
+    for name in names:
+        federation.require_new_name(name)  # all of them, before one is invited
     for name in names:
         print(f"{federation.invite(name, Path())}: whoever has this file can connect as '{name}'")
     return 0
@@ -103,7 +110,7 @@ def _join(invitation: Path, data: str, state: Path, methods: str, allow_file: tu
     import logging
 
     from feddbe.federation.certificates import Invitation
-    from feddbe.federation.direct import serve_node
+    from feddbe.federation.grpc_transport import serve_node
     from feddbe.federation.node import open_node
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%F %T")
@@ -114,6 +121,19 @@ def _join(invitation: Path, data: str, state: Path, methods: str, allow_file: tu
         summary = node.summary
         print(f"node '{opened.name}': {summary.train} training and {summary.test} test samples", flush=True)
         serve_node(opened, node)
+    return 0
+
+
+@group.command("flower")
+@_FOLDER
+def _flower(folder: Path) -> int:
+    """Operator: write the app that `flwr run` starts on an existing Flower deployment."""
+    federation = _open(folder)
+    from feddbe.federation.flower import write_app
+
+    app = write_app(federation)
+    print(f"app     {app}")
+    print(f'next    flwr run {app} --run-config \'nodes="NAME NAME" command="run fedavg+dbe"\'')
     return 0
 
 
@@ -186,7 +206,7 @@ def _describe_run(folder: Path, *, is_running: bool) -> dict[str, Any]:
     "run", cls=Argument, required=False, metavar="[RUN]", help="identifier of a run [default: last]"
 )
 @_STATE
-@click.option("--out", metavar="DIR", type=Path, help="output folder [default: RUN-client-N]")
+@click.option("-o", "--out", metavar="DIR", type=Path, help="output folder [default: RUN-client-N]")
 @click.option("--onnx", is_flag=True, help="write ONNX too (pip install 'feddbe[onnx]')")
 def _export(run: str | None, state: Path, out: Path | None, onnx: bool) -> int:
     """Node: export its own model of a run that has ended, without the server."""

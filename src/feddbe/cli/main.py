@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `feddbe show RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, MemoryError, ImportError, RuntimeError) as error:
+    except (OSError, MemoryError, ImportError, RuntimeError, SystemError) as error:
         line = explain_fault(error)
         if line is None:
             raise

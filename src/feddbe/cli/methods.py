@@ -48,11 +48,13 @@ def _render_methods(descriptions: Sequence[MethodInfo]) -> Iterator[RenderableTy
             yield Text(heading, style="bold underline")
             for description in group:
                 yield Text()
-                yield from _render_method(description, _parts(description, descriptions))
+                yield from _render_method(description, _find_parts(description, descriptions))
             yield Text()
     yield Text(
         "Usage: fedavg+dbe(kappa=5,mu=0.1). Names are those of the tensors that a client receives, sends and "
-        "keeps; a name with a slash is a group of tensors, body and head are the parts of the model.",
+        "keeps; a name with a slash is a group of tensors, body and head are the parts of the model. In a "
+        "federation these names are the allow-list of messages. A node also sends metrics, its numbers of "
+        "samples, and a hash of what it keeps.",
         style="dim",
     )
 
@@ -89,16 +91,16 @@ def _render_method(description: MethodInfo, parts: list[str]) -> Iterator[Render
 
 def _exchange_lines(exchange: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines about messages, kept state and the evaluated model."""
-    kept = exchange["keeps"] or "nothing"
+    kept_names = exchange["keeps"] or "nothing"
     if exchange["secret"]:
-        kept += " (secret)" if exchange["secret"] == kept else f" (secret: {exchange['secret']})"
+        kept_names += " (secret)" if exchange["secret"] == kept_names else f" (secret: {exchange['secret']})"
     received, uploaded = exchange["receives"] or "nothing", exchange["sends"] or "nothing"
-    yield f"  receives {received}; sends {uploaded}; keeps {kept}"
+    yield f"  receives {received}; sends {uploaded}; keeps {kept_names}"
     if "evaluated" in exchange:
         yield f"  evaluated: {exchange['evaluated']}"
 
 
-def _parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[str]:
+def _find_parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[str]:
     """Return the add-ons of which an add-on consists, if its parameters are exactly theirs."""
     parameters = {parameter["name"] for parameter in description["parameters"]}
     others = {
@@ -107,15 +109,15 @@ def _parts(description: MethodInfo, descriptions: Sequence[MethodInfo]) -> list[
         if other["family"] == "add-on" and other["name"] != description["name"]
     }
     parts = [name for name, names in others.items() if names and names < parameters]
-    covered = set().union(*(others[name] for name in parts))
-    return parts if parameters and covered == parameters else []
+    covered_parameters = set().union(*(others[name] for name in parts))
+    return parts if parameters and covered_parameters == parameters else []
 
 
 def format_default(parameter: dict[str, Any]) -> str:
     """Return the default, or the default of each model if they differ."""
     models_by_value = dict[str, list[str]]()
     for model in defaults.PER_MODEL:
-        layers = defaults.DefaultLayers("default", "", model, parameter["part"]).part_settings()
+        layers = defaults.ResolvedDefaults("default", "", model, parameter["part"]).part_settings()
         value = layers.get(parameter["part"], {}).get(parameter["name"], parameter["default"])
         models_by_value.setdefault(format_value(value), []).append(model)
     if len(models_by_value) == 1:

@@ -129,14 +129,14 @@ def show(
 
 def _print_study(study: Study) -> bool:
     """Print a search or a table of the paper as its command did; return False for other studies."""
-    from feddbe.cli.studies import print_paper_study, print_search
+    from feddbe.cli.studies import print_paper_study, print_tune_result
     from feddbe.config.options import parse_options
     from feddbe.studies.record import Purpose
     from feddbe.studies.tune import TuneResult
 
     if study.record.purpose is Purpose.TUNING:
         options = parse_options(study.record.methods, study.record.options).config
-        print_search(TuneResult.from_record(study.record, study.folder), options)
+        print_tune_result(TuneResult.from_record(study.record, study.folder), options)
         return True
     if study.record.purpose is Purpose.PAPER_TABLE:
         print_paper_study(study.folder)
@@ -289,24 +289,27 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
 
 @click.command("fairness", cls=Command)
 @_RUNS
-@ROUND
+@click.option(
+    "--round", "round_", type=Choice(("best", "last")),
+    help="round to use [default: last, or best if it was chosen on validation data]",
+)  # fmt: skip
 @click.option(
     "-o", "--out", metavar="FILE", type=Path,
     help="figure: .png, .svg or .pdf [default: fairness.png in the first RUN]",
 )  # fmt: skip
 @AS_JSON
-def fairness(names: tuple[str, ...], round_: str, out: Path | None, as_json: bool) -> int:
+def fairness(names: tuple[str, ...], round_: str | None, out: Path | None, as_json: bool) -> int:
     """Show each client's accuracy, and how many clients gain or lose against local and fedavg."""
     from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import client_differences, client_ranks
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.results.fairness import compute_fairness
+    from feddbe.results.fairness import compute_fairness, requested_result
     from feddbe.runs.build_document import client_accuracies
     from feddbe.studies.record import load_documents, output_folder
 
     documents = load_documents(names, print_note)
     accuracies = [
-        client_accuracies(Path(document["folder"]), document["best" if round_ == "best" else "last"])
+        client_accuracies(Path(document["folder"]), requested_result(document, round_))
         for document in documents
     ]
     results = compute_fairness(documents, accuracies, round_)
@@ -366,7 +369,8 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
 )  # fmt: skip
 @click.option(
     "--on", type=click.Choice(["own", "all"]),
-    help="test samples that each client's model represents: its client's own, or those of all clients "
+    help="test samples that each client's model represents: its client's own, or those of all N clients, "
+    "which takes up to N times as long "
     "[default: all for mdl and probe, own for the others]",
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="use fewer probes and steps; results are marked")
@@ -441,7 +445,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     if live:
         if out is not None:
             raise InvalidInputError(f"--out {out} has no effect with --live; give one of them")
-        return _serve(names, port or 0)
+        return _serve_report(names, port or 0)
     if port is not None:
         raise InvalidInputError(f"--port {port} has no effect without --live; add --live")
     from feddbe import api
@@ -451,7 +455,7 @@ def report(names: tuple[str, ...], out: Path | None, live: bool, port: int | Non
     return 0
 
 
-def _serve(names: Sequence[str], port: int) -> int:
+def _serve_report(names: Sequence[str], port: int) -> int:
     from feddbe.paths import expand_path
     from feddbe.reporting.html.live import serve
     from feddbe.runs import folders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +51,7 @@ _TRUST = "with --resume: execute the code files that the run names; only for you
 _DRY_RUN = "run nothing; print all settings with their origin, and the estimated time and memory"
 
 
-def _command(name: str, help_text: str, *, single: bool) -> click.Command:
+def _build_command(name: str, help_text: str, *, single: bool) -> click.Command:
     @click.command(name, cls=Command, help=help_text, params=config_options())
     @click.argument(
         "methods",
@@ -82,17 +83,17 @@ def _command(name: str, help_text: str, *, single: bool) -> click.Command:
             return _run_sweep(spec, callback, single=single, dry_run=dry_run)
         permission = Permission(code, trust)
         if dry_run:
-            return _preview(raw, permission, single=single)
-        return _run(raw, permission, callback, click.get_current_context().obj, single=single)
+            return _print_preview(raw, permission, single=single)
+        return _run_and_print(raw, permission, callback, click.get_current_context().obj, single=single)
 
     return command
 
 
-run = _command("run", "Run one method: feddbe run fedavg+dbe --rounds 20", single=True)
-compare = _command("compare", "Run several methods on the same data and compare them.", single=False)
+run = _build_command("run", "Run one method: feddbe run fedavg+dbe --rounds 20", single=True)
+compare = _build_command("compare", "Run several methods on the same data and compare them.", single=False)
 
 
-def _run(
+def _run_and_print(
     raw: RawOptions, permission: Permission, trackers: Sequence[str], command_line: list[str], *, single: bool
 ) -> int:
     from feddbe.callbacks.display import CliProgress
@@ -117,7 +118,7 @@ def _run(
     folder = progress.output_dir(single=single)
     if not single:
         folder = record_comparison(raw, documents)
-    _print_results(documents, folder, as_json=as_json, single=single)
+    _print_finished_runs(documents, folder, as_json=as_json, single=single)
     for document in documents:
         error = divergence_error(document)
         if error is not None:
@@ -134,12 +135,12 @@ def _stop_message(progress: CliProgress, command_line: Sequence[str], *, single:
     rounds = load_document(progress.folder, hashes=False)["rounds"]
     status = f"after round {rounds[-1]['round']}, which is kept" if rounds else "before the first round"
     words = [word for word in command_line if word != "--resume"]
-    if not any(word.split("=")[0] == "--out" for word in words):
+    if not any(re.match(r"--out(=|$)|-o", word) for word in words):
         words += ["--out", str(progress.output_dir(single=single))]
     return f"stopped {status}; continue with: {shlex.join(['feddbe', *words, '--resume'])}"
 
 
-def _print_results(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
+def _print_finished_runs(documents: list[RunDocument], folder: Path, *, as_json: bool, single: bool) -> None:
     """Print the tables or the document, and draw the figures."""
     from feddbe import api
     from feddbe.reporting.build_tables import new_clients_table, results_table
@@ -156,7 +157,7 @@ def _print_results(documents: list[RunDocument], folder: Path, *, as_json: bool,
         print_text(f"run     {folder}")
 
 
-def _preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
+def _print_preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
     """Print the settings that all methods share, then those of each method, with its estimated cost."""
     from feddbe.runs.execution import collect_requests, resolve_request
     from feddbe.runs.timing import preview_run

@@ -79,12 +79,12 @@ def tune(method: str, trials: int, space: tuple[str, ...], **options: Any) -> in
             "trials": records, "picture": str(picture),
         })  # fmt: skip
         return 0
-    print_search(result, request.config)
+    print_tune_result(result, request.config)
     print_text(f"surface  {picture}")
     return 0
 
 
-def print_search(result: TuneResult, options: Config) -> None:
+def print_tune_result(result: TuneResult, options: Config) -> None:
     """Print the best values of a search, the default ones, and the next best trials."""
     from feddbe.reporting.html import sections
     from feddbe.reporting.table import TEXT, Column, Table, format_percent

@@ -111,7 +111,7 @@ class Setting(NamedTuple):
     origin: str
 
 
-class DefaultLayers:
+class ResolvedDefaults:
     """The defaults that apply to one experiment: of its options, and of its parts (`mr`, `har`)."""
 
     def __init__(self, variant: str, data: str, model: str = "", method: str = "") -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypedDict
 from feddbe.config.defaults import VARIANTS
 from feddbe.config.parameters import Parameters, parameter, parse_number_or_text
 from feddbe.errors import InvalidInputError, one_line, unknown_name
+from feddbe.paths import read_text_file
 
 SECTIONS = ("Data", "Model", "Training", "Evaluation", "Run")
 Identity = Literal["yes", "content", "seed", "no"]
@@ -117,7 +118,8 @@ class Config(Parameters):
         "incomplete last batch of each client's test data", choices=("keep", "drop"))
     eval_after: bool = option("Evaluation", "yes", True, "evaluate after local training too")
     validation: float = option("Evaluation", "yes", 0.0,
-        "share of the training data held out to choose the best round", low=0, high=0.9)
+        "share of the training data held out to choose the best round; tune and runs of several values: 0.2",
+        low=0, high=0.9)
     new_clients: int = option("Evaluation", "yes", 0,
         "hold out the last N clients; they join and adapt after training", low=0)
     adapt_epochs: int = option("Evaluation", "yes", 10,
@@ -340,7 +342,7 @@ def collect_options(methods: Sequence[str] = (), options: Mapping[str, Any] | No
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(read_text_file(path))
     except OSError as error:
         raise InvalidInputError(f"cannot read '{path}': {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # TOML errors, invalid UTF-8, endless numbers or nesting
@@ -439,11 +441,14 @@ def expand_values(name: str) -> list[str]:
     A value without a key belongs to the key before it.
     """
     parts = re.split(r"(\([^()]*\))", name)
-    variants = [_expand_parentheses(part) if part.startswith("(") else [part] for part in parts]
+    variants = map(_expand_parentheses, parts)
     return ["".join(combination) for combination in itertools.product(*variants)]
 
 
 def _expand_parentheses(text: str) -> list[str]:
+    """Return the variants of a part in parentheses; any other part is its only variant."""
+    if not text.startswith("("):
+        return [text]
     alternatives: list[list[str]] = []
     for item in text[1:-1].split(","):
         if "=" in item or not alternatives:

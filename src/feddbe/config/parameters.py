@@ -81,7 +81,9 @@ def describe_allowed(field: dataclasses.Field[Any]) -> str:
         return "true, false"
     if kind == "str":
         return "text"
-    low, high, above = limits["low"], limits["high"], limits["above"]
+    low = limits["low"]
+    high = limits["high"]
+    above = limits["above"]
     bounds = [f">= {low:g}"] * math.isfinite(low) + [f"> {above:g}"] * math.isfinite(above)
     bounds += [f"<= {high:g}"] * math.isfinite(high)
     number = f"{'a whole number' if kind == 'int' else 'a number'} {' and '.join(bounds)}".strip()

@@ -90,9 +90,9 @@ def load_object(
     """
     file, name = split_reference(text)
     path = expand_path(file)
-    content = _read(kind, path)
+    content = _read_file(kind, path)
     module, local_modules = _execute_file(content, path)
-    digest = _digest(content, name, local_modules)
+    digest = _hash_source(content, name, local_modules)
     if sha256 not in ("", digest):
         raise InvalidInputError(f"the {kind}'s file '{path}' is not the one that the run began with")
     candidates = {
@@ -110,7 +110,7 @@ def load_object(
     if value is None or not is_valid(value):
         raise unknown_name(f"{object_kind} in '{path}':", name, candidates)
     modules = frozenset({module.__name__, *local_modules.modules})
-    return UserObject(path, name, value, _source(content, local_modules), digest, modules)
+    return UserObject(path, name, value, _describe_source(content, local_modules), digest, modules)
 
 
 def check_content(kind: str, path: Path, stored: StoredSource) -> None:
@@ -118,16 +118,16 @@ def check_content(kind: str, path: Path, stored: StoredSource) -> None:
 
     Nothing is executed.
     """
-    content = _read(kind, path)
+    content = _read_file(kind, path)
     local_modules = LocalModules(path.parent)
     local_modules.scan(content)
-    current = _source(content, local_modules)
+    current = _describe_source(content, local_modules)
     if current.sha256 != stored.sha256:
         raise InvalidInputError(
             f"the {kind}'s file '{path}' is not the one that the run began with (sha256 "
             f"{current.sha256[:12]}, not {truncate(stored.sha256[:12])}); copy it from where the run began"
         )
-    modules = current.modules | local_modules.hashes(stored.modules.keys() - current.modules.keys())
+    modules = current.modules | local_modules.hash_files(stored.modules.keys() - current.modules.keys())
     for module in sorted(modules.keys() | stored.modules.keys()):
         if modules.get(module) != stored.modules.get(module):
             raise InvalidInputError(
@@ -138,10 +138,10 @@ def check_content(kind: str, path: Path, stored: StoredSource) -> None:
 
 def content_sha256(kind: str, path: Path) -> str:
     """Return the SHA-256 of a user's file."""
-    return hashlib.sha256(_read(kind, path)).hexdigest()
+    return hashlib.sha256(_read_file(kind, path)).hexdigest()
 
 
-def _read(kind: str, path: Path) -> bytes:
+def _read_file(kind: str, path: Path) -> bytes:
     if path.exists() and not path.is_file():
         raise InvalidInputError(f"the {kind}'s file '{path}' is not a plain file")
     try:
@@ -150,13 +150,13 @@ def _read(kind: str, path: Path) -> bytes:
         raise InvalidInputError(f"cannot read the {kind}'s file '{path}': {error.strerror}") from None
 
 
-def _source(content: bytes, local: LocalModules) -> StoredSource:
-    return StoredSource(hashlib.sha256(content).hexdigest(), local.hashes(local.contents))
+def _describe_source(content: bytes, local: LocalModules) -> StoredSource:
+    return StoredSource(hashlib.sha256(content).hexdigest(), local.hash_files(local.contents))
 
 
-def _digest(content: bytes, name: str, local: LocalModules) -> str:
+def _hash_source(content: bytes, name: str, local: LocalModules) -> str:
     digest = hashlib.sha256(content + b"\0" + name.encode())
-    for path, module in sorted(local.hashes(local.contents).items()):
+    for path, module in sorted(local.hash_files(local.contents).items()):
         digest.update(f"\0{path}\0{module}".encode())
     return digest.hexdigest()
 
@@ -164,7 +164,7 @@ def _digest(content: bytes, name: str, local: LocalModules) -> str:
 def describe_failure(error: BaseException, path: Path) -> str:
     """Return the line of the user's file in which an error occurred, and the error."""
     kind, text = type(error).__name__, one_line(error)
-    return f"{_line(error, path)}: {kind if text == kind else f'{kind}: {text}'}"
+    return f"{_format_line(error, path)}: {kind if text == kind else f'{kind}: {text}'}"
 
 
 _EXECUTED: dict[str, tuple[ModuleType, LocalModules]] = {}
@@ -175,7 +175,7 @@ def _execute_file(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]
     """Return the file as a module, executed once per content of the file and its local imports."""
     local = LocalModules(path.parent)
     local.scan(content)
-    name = f"feddbe_own_{_digest(bytes(path.resolve()) + content, '', local)[:16]}"
+    name = f"feddbe_own_{_hash_source(bytes(path.resolve()) + content, '', local)[:16]}"
     if name not in _EXECUTED or not _EXECUTED[name][1].is_current():
         module = ModuleType(name)
         module.__file__ = str(path)
@@ -189,7 +189,7 @@ def _execute_file(content: bytes, path: Path) -> tuple[ModuleType, LocalModules]
     return _EXECUTED[name]
 
 
-def _line(error: BaseException, path: Path) -> str:
+def _format_line(error: BaseException, path: Path) -> str:
     """Return ` in line N` if the error occurred in the user's file, otherwise an empty text."""
     line: int | None = error.lineno if isinstance(error, SyntaxError) else None
     trace = error.__traceback__
@@ -229,14 +229,14 @@ class LocalModules(MetaPathFinder, Loader):
         """
         for name in _imported_names(content, package):
             file = self._locate(name)
-            if file is None or file.is_dir() or self._relative(file) in self.contents:
+            if file is None or file.is_dir() or self._relative_path(file) in self.contents:
                 continue
-            source = self._read(file)
+            source = self._read_module(file)
             if file.suffix == ".py":
                 is_package = file.name == "__init__.py"
                 self.scan(source, name if is_package else name.rpartition(".")[0])
 
-    def hashes(self, paths: Iterable[str]) -> dict[str, str]:
+    def hash_files(self, paths: Iterable[str]) -> dict[str, str]:
         """Return the SHA-256 of these files in the folder, by their relative paths; others are left out."""
         digests = {}
         for relative in paths:
@@ -256,7 +256,7 @@ class LocalModules(MetaPathFinder, Loader):
     def execute(self, content: bytes, path: Path, namespace: dict[str, Any]) -> None:
         """Execute source in this namespace; all its imports, now and later, use the folder's modules."""
         namespace["__builtins__"] = vars(builtins) | {"__import__": self._import}
-        with self._active():
+        with self._activated():
             # not with importlib, whose bytecode cache may be older than the hashed content
             exec(compile(content, path, "exec"), namespace)
 
@@ -270,7 +270,7 @@ class LocalModules(MetaPathFinder, Loader):
             spec = machinery.ModuleSpec(fullname, None, is_package=True)
             spec.submodule_search_locations = [str(file)]
             return spec
-        self._read(file)
+        self._read_module(file)
         if file.suffix != ".py":  # compiled
             return spec_from_file_location(fullname, file)
         is_package = file.name == "__init__.py"
@@ -282,7 +282,7 @@ class LocalModules(MetaPathFinder, Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         file = Path(str(module.__file__))
-        self.execute(self._read(file), file, vars(module))
+        self.execute(self._read_module(file), file, vars(module))
 
     def _locate(self, name: str) -> Path | None:
         """Return the module's file in the folder, the folder of a namespace package, or None."""
@@ -300,11 +300,11 @@ class LocalModules(MetaPathFinder, Loader):
         is_namespace = elsewhere is None or elsewhere.origin is None
         return base if is_namespace else None
 
-    def _relative(self, file: Path) -> str:
+    def _relative_path(self, file: Path) -> str:
         return file.relative_to(self.folder).as_posix()
 
-    def _read(self, file: Path) -> bytes:
-        relative = self._relative(file)
+    def _read_module(self, file: Path) -> bytes:
+        relative = self._relative_path(file)
         if relative not in self.contents:
             self.contents[relative] = file.read_bytes()
         return self.contents[relative]
@@ -323,11 +323,11 @@ class LocalModules(MetaPathFinder, Loader):
             return loaded if fromlist else self.modules[name.partition(".")[0]]
         if level == 0 and self._locate(name.partition(".")[0]) is None:
             return builtins.__import__(name, globals, locals, fromlist or (), level)
-        with self._active():
+        with self._activated():
             return builtins.__import__(name, globals, locals, fromlist or (), level)
 
     @contextmanager
-    def _active(self) -> Iterator[None]:
+    def _activated(self) -> Iterator[None]:
         """Put this folder's modules into `sys.modules`, in place of others with the same names.
 
         The others are restored afterwards, except older versions of the same folder's modules.
@@ -336,8 +336,8 @@ class LocalModules(MetaPathFinder, Loader):
             if self._is_active:
                 yield
                 return
-            displaced = self._own_modules()
-            for name in displaced:
+            displaced_modules = self._own_modules()
+            for name in displaced_modules:
                 del sys.modules[name]
             sys.modules.update(self.modules)
             sys.meta_path.insert(0, self)
@@ -348,7 +348,7 @@ class LocalModules(MetaPathFinder, Loader):
                 self._is_active = False
                 sys.meta_path.remove(self)
                 self.modules = self._own_modules()
-                for name, module in displaced.items():
+                for name, module in displaced_modules.items():
                     if not self._is_older(module):
                         sys.modules[name] = module
 

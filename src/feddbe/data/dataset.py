@@ -134,7 +134,7 @@ def _has_structure(value: Any, expected: Any) -> bool:
     return type(value) is type(expected)
 
 
-class RemoteRows(Protocol):
+class RemoteData(Protocol):
     """Rows of a data set that other machines hold: all that is known of them, and their engine.
 
     The data set itself then has no rows, and its split only the numbers of samples (`feddbe/federation`).
@@ -184,7 +184,7 @@ class Dataset:
     """Description of each client's image shift (`--shift`)."""
     preprocessing: Preprocessing | None = None
     """Preprocessing of raw rows, if the arrays do not determine it; see `preprocessing_spec`."""
-    remote: RemoteRows | None = None
+    remote: RemoteData | None = None
     """Holder of the rows, if they are on other machines; then `x` and `y` are empty."""
     known_sha256: Mapping[str, str] = field(default_factory=dict)
     """SHA-256 of fields that were hashed when they were cached, so that they are not read at each start."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from feddbe import data
-from feddbe.config.defaults import DefaultLayers
+from feddbe.config.defaults import ResolvedDefaults
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.data.split import Split, load_split, partition
@@ -36,7 +36,7 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
         InvalidInputError: The data cannot be loaded, or not divided as requested.
     """
     data_dir = expand_path(config.data_dir) if config.data_dir else None
-    builtin = data.find_builtin_dataset(config.data, DefaultLayers(config.variant, "").part_settings())
+    builtin = data.find_builtin_dataset(config.data, ResolvedDefaults(config.variant, "").part_settings())
     if dataset is None and data.is_remote(config.data):
         dataset = data.load_remote(config)
     elif dataset is None:
@@ -59,7 +59,7 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
                 f"clients = {config.clients}; '{config.split or config.data}' has {split.clients}"
             )
         return _apply_options(dataset, split, dataclasses.replace(config, clients=split.clients))
-    defaults = DefaultLayers(config.variant, dataset.name)
+    defaults = ResolvedDefaults(config.variant, dataset.name)
     spec = config.partition or ("natural" if dataset.client is not None else str(defaults["partition"]))
     clients = config.clients
     if clients is None and spec != "natural":
@@ -115,7 +115,7 @@ def _apply_options(dataset: Dataset, split: Split, config: Config) -> FederatedD
     The columns of a table are standardized by the training samples of the clients that train. Test samples,
     validation samples and new clients are unknown when a model is trained.
     """
-    defaults = DefaultLayers(config.variant, dataset.name)
+    defaults = ResolvedDefaults(config.variant, dataset.name)
     config = dataclasses.replace(
         config, last_test_batch=config.last_test_batch or defaults["last_test_batch"]
     )

@@ -111,6 +111,9 @@ def load_split(path: Path, num_samples: int) -> Split:
         path: An .npz file with the arrays train_0, test_0, train_1, test_1, ...
         num_samples: Number of samples of the data set.
 
+    Returns:
+        The training and test samples of each client.
+
     Raises:
         InvalidInputError: The file cannot be read, or is not a split of this data set.
     """
@@ -281,6 +284,9 @@ def partition(
         seed: Seed of the partition; the published one is 1.
         client: Natural client of each sample.
         client_names: Names of the natural clients, for errors.
+
+    Returns:
+        The training and test samples of each client.
 
     Raises:
         InvalidInputError: The samples cannot be divided in this way.

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from feddbe.errors import InvalidInputError
+from feddbe.errors import InvalidInputError, truncate
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.private_store import write_private_file
+from feddbe.paths import read_json_file
 
 DAYS = 730
 """Days for which certificates are valid."""
@@ -59,14 +61,18 @@ class Invitation:
             InvalidInputError: The file is not an invitation.
         """
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json_file(path)
             authority, certificate, key = (
                 str(values[name]).encode() for name in ("authority", "certificate", "key")
             )
-            x509.load_pem_x509_certificate(certificate)
+            public_key = x509.load_pem_x509_certificate(certificate).public_key()
+            x509.load_pem_x509_certificate(authority)
+            if serialization.load_pem_private_key(key, None).public_key() != public_key:
+                raise ValueError("the key is not that of the certificate")
             spec = DataSpec.from_json(values["data"])
-            return cls(str(values["name"]), str(values["server"]), authority, certificate, key, spec)
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            name, server = truncate(values["name"]), truncate(values["server"])  # they are printed
+            return cls(name, server, authority, certificate, key, spec)
+        except (OSError, ValueError, KeyError, TypeError, UnsupportedAlgorithm) as error:
             reason = error.strerror if isinstance(error, OSError) else "its content is not one"
             raise InvalidInputError(
                 f"'{path}' is not an invitation ({reason}); ask the operator of the federation for one"

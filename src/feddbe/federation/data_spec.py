@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -59,17 +61,34 @@ class DataSpec:
             ValueError: The value is not the form of data.
         """
         try:
-            labels = tuple(values["labels"])
-            spec = cls(values["dtype"], labels, Preprocessing.from_json(values["preprocessing"]))
-            shape = spec.preprocessing.shape
-            is_valid = spec.dtype in _TYPES and 2 <= len(labels) <= _MAX_LABELS
-            is_valid &= all(isinstance(label, str) for label in labels) and 1 <= len(shape) <= 8
-            is_valid &= all(type(size) is int and 1 <= size < 2**20 for size in shape)
-        except (KeyError, TypeError) as error:
+            spec = msgspec.convert(values, cls)
+        except (msgspec.ValidationError, OverflowError) as error:
             raise ValueError("not the form of data") from error
-        if not is_valid or not spec.preprocessing.is_fitted:
+        if not spec._is_consistent():
             raise ValueError("not the form of data")
         return spec
+
+    def _is_consistent(self) -> bool:
+        """Return True if the values belong together: they may come from another machine."""
+        form = self.preprocessing
+        columns, vocabulary = form.columns, form.vocabulary
+        widths = [max(1, len(column.categories)) for column in columns]
+        means = [mean for column in columns for mean in column.mean]
+        deviations = [column.deviation for column in columns]
+        names = [self.labels, vocabulary, [column.name for column in columns]]
+        names += [column.categories for column in columns]
+        is_valid = self.dtype in _TYPES and 2 <= len(self.labels) <= _MAX_LABELS
+        is_valid &= 1 <= len(form.shape) <= 8 and all(1 <= size < 2**20 for size in form.shape)
+        is_valid &= all(len(set(texts)) == len(texts) for texts in names)
+        is_valid &= all(math.isfinite(number) for number in (form.scale, form.shift, *means, *deviations))
+        is_valid &= all(deviation > 0 for deviation in deviations)
+        is_valid &= 0 <= form.words < 2**31
+        if form.kind == "table":
+            is_valid &= [len(column.mean) for column in columns] == widths
+            is_valid &= form.shape == (sum(widths),)
+        if form.kind == "texts":
+            is_valid &= form.words == len(vocabulary) and len(form.shape) == 1
+        return is_valid
 
     @property
     def sha256(self) -> str:

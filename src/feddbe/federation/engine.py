@@ -37,8 +37,8 @@ MAX_FAILURES = 3
 """Failed replies of a node in one call, after which it counts as missing."""
 MAX_LOST = 10
 """Lost connections of a node in one call, after which it counts as missing: the task may kill its process."""
-SEND_MODELS_SECONDS = 60.0
-"""Seconds in which nodes may confirm their model at the end of a run."""
+SEND_MODELS_SECONDS = 300.0
+"""Seconds in which connected nodes may confirm their model at the end of a run; Flower may need a minute."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,11 @@ class _Call:
 
     def reason(self, client: int) -> str:
         """Return the reason why the client has not replied."""
-        return self.reasons.get(client, "not connected")
+        return self.reasons.get(client, "no reply yet" if self.is_working(client) else "not connected")
+
+    def is_working(self, client: int) -> bool:
+        """Return True if the client has a message that it has not answered yet."""
+        return any(request.client == client for request in self.requests.values())
 
 
 class FederationEngine:
@@ -93,7 +97,7 @@ class FederationEngine:
         Raises:
             InvalidInputError: The run needs something that never leaves a node, or cannot be sent.
         """
-        if experiment.in_memory.replace("data", "").strip(" and"):
+        if experiment.in_memory - {"data"}:
             raise InvalidInputError(
                 "nodes cannot receive Python objects; name a built-in model and method, or files"
             )
@@ -196,7 +200,9 @@ class FederationEngine:
                 self._check_node(client, reply)
                 self._checked[client] = request.connected
                 return None
-            result, receipt = protocol.read_result(reply, task, self._expected_upload(task, messages))
+            has_validation = bool(self.task.split.validation)
+            expected = self._expected_upload(task, messages)
+            result, receipt = protocol.read_result(reply, task, expected, has_validation=has_validation)
         except DivergenceError:
             raise
         except FeddbeError as error:
@@ -238,8 +244,7 @@ class FederationEngine:
         timeout = self.timeouts.timeout
         is_late = timeout is not None and time.monotonic() - call.started >= timeout
         for client in call.waiting:
-            is_working = any(request.client == client for request in call.requests.values())
-            if is_late and is_working and client not in call.reasons:
+            if is_late and call.is_working(client) and client not in call.reasons:
                 call.reasons[client] = f"no reply in {timeout:g} s"
         return [
             client

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import threading
 import tomllib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from filelock import FileLock, Timeout
 from feddbe.errors import FeddbeError, InvalidInputError, truncate
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.node import NodeSummary
+from feddbe.paths import read_json_file, read_text_file
 
 PORT = 8443
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,39}")
@@ -50,8 +52,9 @@ class FederationFolder:
 
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise InvalidInputError(f"'{path}' exists and is not empty; choose another folder")
-        if not re.fullmatch(r"[A-Za-z0-9.:_-]+", host):
-            raise InvalidInputError(f"--host {truncate(host)}: expected a host name or an address")
+        for option, value in {"--host": host, "--listen": listen}.items():
+            if not re.fullmatch(r"[A-Za-z0-9.:_-]+", value):
+                raise InvalidInputError(f"{option} {truncate(value)}: expected a host name or an address")
         try:
             (path / "nodes").mkdir(mode=0o700, parents=True)
             path.chmod(0o700)
@@ -71,9 +74,9 @@ class FederationFolder:
             InvalidInputError: The folder is not a federation.
         """
         try:
-            settings = tomllib.loads((path / "federation.toml").read_text(encoding="utf-8"))
+            settings = tomllib.loads(read_text_file(path / "federation.toml"))
             return cls(path, str(settings["host"]), int(settings["port"]), str(settings["listen"]))
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             raise InvalidInputError(
                 f"'{path}' is not a federation; create one: feddbe federation init DIR --host H --like DATA"
             ) from None
@@ -81,7 +84,7 @@ class FederationFolder:
     def data_spec(self) -> DataSpec:
         """Return the form of the data."""
         try:
-            return DataSpec.from_json(json.loads((self.path / "data.json").read_text(encoding="utf-8")))
+            return DataSpec.from_json(read_json_file(self.path / "data.json"))
         except (OSError, ValueError):
             raise InvalidInputError(
                 f"'{self.path / 'data.json'}' is damaged; create the federation again"
@@ -103,6 +106,14 @@ class FederationFolder:
         """Return the names of the admitted nodes, sorted."""
         return sorted(path.stem for path in (self.path / "nodes").glob("*.sha256"))
 
+    def require_new_name(self, name: str) -> None:
+        """Raise an error if a node cannot have this name, or is invited already."""
+        require_node_name(name)
+        if name in self.node_names():
+            raise InvalidInputError(
+                f"'{name}' is invited already; feddbe federation remove {self.path} {name} revokes that"
+            )
+
     def invite(self, name: str, output_dir: Path) -> Path:
         """Admit a node; write its invitation, which only the owner can read, and return the path.
 
@@ -111,14 +122,7 @@ class FederationFolder:
         """
         from feddbe.federation.certificates import make_invitation
 
-        if not _NAME.fullmatch(name):
-            raise InvalidInputError(
-                f"name '{truncate(name)}': expected lower-case letters, digits, - and _, at most 40"
-            )
-        if name in self.node_names():
-            raise InvalidInputError(
-                f"'{name}' is invited already; feddbe federation remove {self.path} {name} revokes that"
-            )
+        self.require_new_name(name)
         invitation, fingerprint = make_invitation(self.path, name, self.server_address, self.data_spec())
         path = output_dir / f"{name}.invitation"
         invitation.write(path)
@@ -135,9 +139,10 @@ class FederationFolder:
 
     def find_node(self, fingerprint: str) -> str | None:
         """Return the admitted node with this certificate, or None."""
-        for path in (self.path / "nodes").glob("*.sha256"):
-            if path.read_text(encoding="utf-8") == fingerprint:
-                return path.stem
+        for name in self.node_names():
+            with suppress(FileNotFoundError):  # it is removed at this moment
+                if (self.path / "nodes" / f"{name}.sha256").read_text(encoding="utf-8") == fingerprint:
+                    return name
         return None
 
     def write_summary(self, name: str, summary: NodeSummary) -> None:
@@ -148,8 +153,7 @@ class FederationFolder:
     def read_summary(self, name: str) -> NodeSummary | None:
         """Return the last summary of a node's data, or None if it never connected."""
         try:
-            text = (self.path / "nodes" / f"{name}.json").read_text(encoding="utf-8")
-            return NodeSummary.from_json(json.loads(text))
+            return NodeSummary.from_json(read_json_file(self.path / "nodes" / f"{name}.json"))
         except (OSError, ValueError, FeddbeError):
             return None
 
@@ -195,14 +199,22 @@ class FederationFolder:
     def read_status(self) -> tuple[dict[str, float], Path | None]:
         """Return the values of `write_status`; no nodes and None before the first run."""
         try:
-            status = json.loads((self.path / "status.json").read_text(encoding="utf-8"))
+            status = read_json_file(self.path / "status.json")
             nodes = {str(name): float(since) for name, since in status["nodes"].items()}
             return nodes, Path(status["run"]) if status["run"] else None
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return {}, None
 
 
+def require_node_name(name: str) -> None:
+    """Raise an error if a node cannot have this name."""
+    if not _NAME.fullmatch(name):
+        raise InvalidInputError(
+            f"name '{truncate(name)}': expected lower-case letters, digits, - and _, at most 40"
+        )
+
+
 def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(f".{path.name}")
+    temporary = path.with_name(f".{path.name}.{threading.get_ident()}")  # connections have their own thread
     temporary.write_text(json.dumps(value), encoding="utf-8")
     temporary.replace(path)

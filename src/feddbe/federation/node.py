@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
+import re
 import secrets
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -26,14 +27,16 @@ from feddbe.config import user_code
 from feddbe.config.options import Config
 from feddbe.config.user_code import StoredSource, is_file_reference
 from feddbe.data.federated import FederatedData, load_federated_data
+from feddbe.data.registry import find_builtin_dataset
 from feddbe.data.split import Indices, RaggedArray, Split
-from feddbe.errors import FeddbeError, InvalidInputError
+from feddbe.errors import FeddbeError, InvalidInputError, truncate
 from feddbe.export import ClientModel, make_client_model
 from feddbe.federation import protocol
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.private_store import PrivateStore, make_private_folder, write_private_file
 from feddbe.federation.protocol import (
     MARGIN,
+    MAX_SAMPLES,
     DataMismatchError,
     InitialModelError,
     Message,
@@ -44,7 +47,7 @@ from feddbe.methods.base import Method
 from feddbe.methods.registry import METHODS, hyperparameters, parse_name
 from feddbe.metrics.builtin import majority_accuracy
 from feddbe.models.registry import ModelSource, load_builder
-from feddbe.paths import expand_path
+from feddbe.paths import expand_path, read_json_file
 from feddbe.runs.experiment import Experiment, make_training
 from feddbe.simulation.client import ClientTask, build_inference_model, run_client
 from feddbe.simulation.engines.ray import versions
@@ -98,7 +101,7 @@ class NodeSummary:
         try:
             summary = cls(**values)
             counts = (summary.train, summary.test, summary.majority_hits)
-            is_valid = all(type(count) is int and 0 <= count < 2**40 for count in counts)
+            is_valid = all(type(count) is int and 0 <= count <= MAX_SAMPLES for count in counts)
             is_valid &= summary.train >= 1 and summary.majority_hits <= summary.test
             is_valid &= len(bytes.fromhex(summary.fingerprint)) == 32
         except (TypeError, ValueError) as error:
@@ -169,7 +172,7 @@ class Node:
                     f"--methods {name}; built-in methods are {', '.join(sorted(METHODS.builtin))}"
                 )
         for file in allowed_files:
-            user_code.content_sha256("allowed", expand_path(user_code.split_reference(file)[0]))
+            user_code.content_sha256("owner", expand_path(user_code.split_reference(file)[0]))
         self.spec = spec
         self.methods = frozenset(methods)
         self.allowed_files = tuple(allowed_files)
@@ -199,7 +202,7 @@ class Node:
             self._last_reply = key, self._run_task(header, message.body)
             return self._last_reply[1]
         except FeddbeError as error:
-            LOG.error("request refused: %s", error)
+            LOG.error("request refused: %s", truncate(error, 1000))
             return protocol.error_message(error)
         except Exception as error:
             LOG.exception("request failed")
@@ -210,15 +213,16 @@ class Node:
         try:
             fields = Message(header).read("task", "keep_model")
             client = fields["task"]["client"] if fields["kind"] == "task" else fields["client"]
-            task, _ = self._build_task(str(fields["run"]), fields["recipe"], client)
+            task, method = self._build_task(fields["run"], fields["recipe"], client)
             size = nbytes(task.model.parameters) + nbytes(task.model.buffers)
-            return (4 + task.split.clients) * size + MARGIN  # FedFomo and APPLE send other clients' models
+            others = task.split.clients if method.keeps_uploads else 0  # whose models are in the message
+            return (4 + others) * size + MARGIN
         except Exception:
             return MARGIN
 
     def _run_task(self, header: Mapping[str, Any], body: bytes) -> Message:
         client_task = protocol.read_task(header)
-        run, base = str(header["run"]), _read_receipt(header["base"])
+        run, base = header["run"], _read_receipt(header["base"])
         task, method = self._build_task(run, header["recipe"], client_task.client)
         private = self.store.read(run, base)
         with deterministic_section():
@@ -231,6 +235,8 @@ class Node:
 
     def _build_task(self, run: str, recipe: Mapping[str, Any], client: int) -> tuple[Task, Method]:
         """Check the server's request before anything is built from it; return the task and the method."""
+        if not isinstance(run, str) or not re.fullmatch(r"[\w.-]{1,64}", run, re.ASCII):
+            raise ProtocolError("the identifier of the run does not have the right form")
         key = f"{run} {client} {json.dumps(recipe, sort_keys=True)}"
         if self._task is None or self._task[0] != key:
             if recipe["data_spec"] != self.spec.sha256:
@@ -238,9 +244,9 @@ class Node:
             method_name, model = self._require_allowed(recipe)
             self.store.register_run(run, client, recipe["method"], _recipe_identity(recipe))
             task, method = build_task(recipe, client, self.federated, method_name, model)
-            backends.warm_up_kernels(task, LOG.info)
             sends, keeps = (", ".join(names) or "nothing" for names in (method.sends, method.keeps))
             LOG.info("run %s: %s; this node sends %s and keeps %s", run, recipe["method"], sends, keeps)
+            backends.warm_up_kernels(task, LOG.info)
             self._task = key, task, method
         return self._task[1:]
 
@@ -280,10 +286,13 @@ class Node:
     def _keep_model(self, header: Mapping[str, Any], body: bytes) -> Message:
         keys = ("run", "client", "recipe", "round", "base", "adapt_epochs")
         description = {key: header[key] for key in keys}
-        self._build_task(str(header["run"]), header["recipe"], header["client"])
-        self.store.read(str(header["run"]), _read_receipt(header["base"]))
+        epochs = 0 if header["adapt_epochs"] is None else header["adapt_epochs"]
+        if not all(type(n) is int and 0 <= n < 2**31 for n in (header["round"], epochs)):
+            raise ProtocolError("a field of the model does not have the right form")
+        self._build_task(header["run"], header["recipe"], header["client"])
+        self.store.read(header["run"], _read_receipt(header["base"]))
         decode(body)
-        self.store.keep_model(str(header["run"]), json.dumps(description), body)
+        self.store.keep_model(header["run"], json.dumps(description), body)
         LOG.info("the model of run %s, round %s, is stored", header["run"], header["round"])
         return Message.build("kept", {})
 
@@ -319,10 +328,12 @@ def open_node(
     spec: DataSpec,
     methods: Collection[str] = (),
     allowed_files: Sequence[str] = (),
+    *,
+    wait_seconds: float = 0.0,
 ) -> Iterator[Node]:
     """Open a node in its state folder, which one process at a time can use.
 
-    The arguments are those of `Node`.
+    The arguments are those of `Node`, and the seconds in which another process may end.
 
     Raises:
         InvalidInputError: Another process uses the folder.
@@ -330,12 +341,18 @@ def open_node(
     make_private_folder(folder)
     lock = FileLock(folder / "lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=wait_seconds)
     except Timeout:
         raise InvalidInputError(f"another process uses the state folder '{folder}'; choose another") from None
     try:
         node = Node(folder, data_name, spec, methods, allowed_files)
-        settings = {"data": data_name, "spec": spec.to_json(), "allowed_files": list(allowed_files)}
+        settings = {
+            "data": _absolute_data_name(data_name),
+            "spec": spec.to_json(),
+            "allowed_files": [
+                str(expand_path(user_code.split_reference(file)[0]).absolute()) for file in allowed_files
+            ],
+        }
         write_private_file(folder / SETTINGS_FILE, json.dumps(settings).encode())
         with closing(node.store):
             yield node
@@ -351,7 +368,7 @@ def reopen_node(folder: Path) -> Iterator[Node]:
         InvalidInputError: The folder is not the state folder of a node.
     """
     try:
-        settings = json.loads((folder / SETTINGS_FILE).read_text(encoding="utf-8"))
+        settings = read_json_file(folder / SETTINGS_FILE)
         spec, files = DataSpec.from_json(settings["spec"]), settings["allowed_files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise InvalidInputError(f"'{folder}' is not the state folder of a node") from None
@@ -378,6 +395,7 @@ def build_task(
     """
     try:
         options = Config(**recipe["options"])
+        method = parse_name(method_name).build(recipe["method_options"], force=True)
         sizes = {part: [int(n) for n in recipe["sizes"][part]] for part in ("train", "test")}
         parts = {"train": federated.split.train[0], "test": federated.split.test[0]}
         for part, indices in parts.items():
@@ -385,6 +403,10 @@ def build_task(
                 raise DataMismatchError(
                     f"the run began with {sizes[part][client]} {part} samples; got {len(indices)}"
                 )
+            others = sizes[part][:client] + sizes[part][client + 1 :]
+            largest = MAX_SAMPLES if method.uses_sample_counts else 1
+            if not all(0 <= n <= largest for n in others) or sum(others) > MAX_SAMPLES:
+                raise ProtocolError("the recipe of the run has sizes of clients that are not allowed")
     except (TypeError, KeyError, IndexError, ValueError) as error:
         raise ProtocolError("the recipe of the run does not have the right form") from error
     split = Split(*(_insert_rows(sizes[part], client, parts[part]) for part in ("train", "test")))
@@ -409,7 +431,6 @@ def build_task(
         options.rounds or 0,
         options.new_clients,
     )
-    method = parse_name(method_name).build(recipe["method_options"], force=True)
     return task, method
 
 
@@ -420,6 +441,14 @@ def _insert_rows(sizes: list[int], client: int, indices: Indices) -> RaggedArray
     flat = arrays.flat.copy()
     flat[start : start + len(indices)] = indices
     return RaggedArray(flat, np.array(sizes, np.int64))
+
+
+def _absolute_data_name(data_name: str) -> str:
+    """Return the name of the data with an absolute path, so that `export` can start in any folder."""
+    location, mark, query = data_name.partition("?")
+    path = expand_path(location)
+    is_path = find_builtin_dataset(data_name) is None and path.exists()
+    return f"{path.absolute()}{mark}{query}" if is_path else data_name
 
 
 def _read_secret(path: Path) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Collection, Mapping
 from fractions import Fraction
@@ -20,14 +19,19 @@ from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError
 from feddbe.metrics.client_values import MetricValues
 from feddbe.simulation.client import ClientResult, ClientTask
 from feddbe.state import Receipt, State, decode, encode, nbytes
+from feddbe.training import backends
 
 VERSION = 1
 MAX_HEADER = 2**20
 """Bytes of a message's header."""
 MARGIN = 16 * 2**20
 """Bytes of a message that its limit allows in addition to a multiple of the expected tensors."""
+MAX_SAMPLES = 10**8
+"""Samples of a node: each takes 8 bytes on the server."""
 COSTS = ("loss", "seconds", "bytes_up", "bytes_down")
 """Metrics of local training that every result has."""
+_MAX_NUMBER = 2**53
+"""Largest weight, time or size in a message: sums of some of them stay finite."""
 
 
 class ProtocolError(FeddbeError):
@@ -101,7 +105,7 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """Carrier of messages between the server and the nodes: `direct.py`, and those of tests."""
+    """Carrier of messages between the server and the nodes: `grpc_transport.py`, and those of tests."""
 
     def nodes(self) -> Mapping[str, float]:
         """Return the connected nodes by name, with the time at which each connected."""
@@ -207,13 +211,16 @@ def reply_limit(expected: State) -> int:
     return 4 * nbytes(expected) + MARGIN
 
 
-def read_result(message: Message, task: ClientTask, expected: State) -> tuple[ClientResult, Receipt | None]:
+def read_result(
+    message: Message, task: ClientTask, expected: State, *, has_validation: bool
+) -> tuple[ClientResult, Receipt | None]:
     """Return the result of a task if every part of it has the right form.
 
     Args:
         message: The node's reply.
         task: The task that it was sent.
         expected: An upload with the right names, shapes and types.
+        has_validation: True if clients hold out training data.
 
     Raises:
         DivergenceError: The client's own training diverged in this round.
@@ -228,15 +235,14 @@ def read_result(message: Message, task: ClientTask, expected: State) -> tuple[Cl
         raise
     try:
         _require(header["client"] == task.client)
+        _require(header["metrics"].keys() <= _evaluation_moments(task, has_validation=has_validation))
         values = {
-            _read_moment(moment): _read_metrics(numbers, task.metrics)
-            for moment, numbers in header["metrics"].items()
+            moment: _read_metrics(numbers, task.metrics) for moment, numbers in header["metrics"].items()
         }
-        _require(task.evaluate or task.evaluate_after or not values)
         training = _read_metrics(header["training_metrics"], (*task.metrics, *COSTS))
         if task.work != "none":  # the loop needs these
-            _require(all(math.isfinite(training[name][0]) for name in COSTS[1:]))
-        trainers = {name: "" for name in header["trainers"] if _require(_is_word(name))}
+            _require(all(0 <= training[name][0] <= _MAX_NUMBER for name in COSTS[1:]))
+        trainers = {name: "" for name in header["trainers"] if _require(name in backends.MODULES)}
         receipt = _read_receipt(header["receipt"], task)
         tensors = decode(message.body)
     except Exception as error:  # safetensors has its own errors
@@ -280,23 +286,34 @@ def _to_json(values: MetricValues) -> dict[str, list[float]]:
 
 
 def _read_metrics(numbers: Mapping[str, Any], allowed: Collection[str]) -> MetricValues:
+    """Return values that can be aggregated and stored; accuracies are fractions, others may be nan."""
     values: MetricValues = {}
     for name, parts in numbers.items():
-        _require(name in allowed and len(parts) in (2, 3))
+        _require(name in allowed and len(parts) == (3 if name == "accuracy" else 2))
         _require(all(type(part) in (int, float) for part in parts))
         weight = parts[-1]
-        _require(weight >= 0 and math.isfinite(weight))
+        _require(0 <= weight <= _MAX_NUMBER)
         value: float | Fraction = parts[0]
         if len(parts) == 3:
-            _require(0 <= parts[0] <= parts[1] and parts[1] > 0)
+            _require(0 <= parts[0] <= parts[1] <= _MAX_NUMBER)
             value = Fraction(parts[0], parts[1])
+        float(value)  # raises an error for an integer that is too large
         values[name] = value, weight
     return values
 
 
-def _read_moment(text: str) -> str:
-    _require(re.fullmatch(r"before|after|validation|adapted( \d{1,9})?", text) is not None)
-    return text
+def _evaluation_moments(task: ClientTask, *, has_validation: bool) -> set[str]:
+    """Return the moments at which the task evaluates a model."""
+    moments = {"before"} if task.evaluate else set[str]()
+    if task.evaluate and has_validation:
+        moments.add("validation")
+    if task.evaluate and task.adapt_epochs is not None:
+        moments.add("adapted")
+        if task.is_new_client:
+            moments |= {f"adapted {epochs}" for epochs in range(1, task.adapt_epochs)}
+    if task.evaluate_after:
+        moments.add("after")
+    return moments
 
 
 def _is_word(text: Any) -> bool:

@@ -24,7 +24,7 @@ from feddbe.data.split import RaggedArray, Split
 from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.engine import FederationEngine, send_models
-from feddbe.federation.folder import FederationFolder
+from feddbe.federation.folder import FederationFolder, require_node_name
 from feddbe.federation.node import NodeSummary
 from feddbe.federation.protocol import MARGIN, Message, NodeError, Transport
 from feddbe.paths import expand_path
@@ -41,8 +41,8 @@ _REPORT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class FederationRows:
-    """Rows on the nodes of a federation (`data.dataset.RemoteRows`)."""
+class FederationData:
+    """Rows on the nodes of a federation (`data.dataset.RemoteData`)."""
 
     transport: Transport
     spec: DataSpec
@@ -115,22 +115,29 @@ def collect_summaries(
     """
     summaries: dict[str, NodeSummary] = {}
     requests: dict[str, str] = {}
+    connections: dict[str, float] = {}
+    """Connections on which nodes were asked; on another one a node may have other data."""
     started = time.monotonic()
     next_report = started + 1
     while len(summaries) < len(names):
         connected = transport.nodes()
-        requests = {identifier: name for identifier, name in requests.items() if name in connected}
+        lost = {name for name, since in connections.items() if connected.get(name) != since}
+        requests = {identifier: name for identifier, name in requests.items() if name not in lost}
+        for name in lost & connected.keys():
+            summaries.pop(name, None)
         waiting = [name for name in names if name not in summaries and name not in requests.values()]
         for name in waiting:
             identifier = transport.send(name, Message.build("describe", {}), MARGIN)
-            if identifier is not None:
+            if identifier is not None and name in connected:
                 requests[identifier] = name
+                connections[name] = connected[name]
         moment = time.monotonic()
         if seconds is not None and moment - started >= seconds:
             break
         if moment >= next_report:
             missing = [name for name in names if name not in summaries]
-            on_message(f"waiting for {', '.join(missing)} to connect")
+            limit_hint = "; --worker-timeout sets a limit" if seconds is None else ""
+            on_message(f"waiting for {', '.join(missing)} to connect{limit_hint}")
             next_report = moment + _REPORT_SECONDS
         limit = next_report if seconds is None else min(next_report, started + seconds)
         received = transport.receive(max(0.0, limit - moment))
@@ -159,12 +166,14 @@ def _read_summary(name: str, reply: Message | str) -> NodeSummary:
 
 @dataclass(frozen=True)
 class _OpenFederation:
-    """A federation on whose address this process listens."""
+    """A federation whose nodes reach this process."""
 
     folder: FederationFolder
-    transport: Any
+    transport: Transport
     runs: list[Path]
     """Folder of the present run, if there is one."""
+    names: Sequence[str] = ()
+    """Names of the nodes over another carrier; empty: the invited ones."""
 
     def write_status(self) -> None:
         """Store the connected nodes and the folder of the run."""
@@ -190,19 +199,41 @@ def open_federation(path: Path) -> _OpenFederation:
     key = path.resolve()
     if key not in _open:
         try:
-            from feddbe.federation.direct import DirectServer
+            from feddbe.federation.grpc_transport import DirectServer
         except ImportError as error:
             raise InvalidInputError(
                 f"a federation needs {error.name}; install it with: pip install 'feddbe[federation]'"
             ) from None
         folder = FederationFolder.open(path)
-        _resources.enter_context(folder.exclusive())
-        transport = DirectServer(folder)
-        _resources.callback(transport.close)
+        with ExitStack() as resources:  # they are released if listening fails
+            resources.enter_context(folder.exclusive())
+            transport = DirectServer(folder)
+            resources.callback(transport.close)
+            _resources.push(resources.pop_all())
         federation = _OpenFederation(folder, transport, [])
         transport.on_change = federation.write_status
         _open[key] = federation
     return _open[key]
+
+
+def open_over(path: Path, transport: Transport, names: Sequence[str]) -> None:
+    """Open the federation in this folder over another carrier, until the process ends.
+
+    Args:
+        path: Folder of the federation.
+        transport: Carrier of messages.
+        names: Names of the nodes that take part.
+
+    Raises:
+        InvalidInputError: The folder is not a federation, another run uses it, or a name is not allowed.
+    """
+    folder = FederationFolder.open(path)
+    if not names:
+        raise InvalidInputError("nodes is empty; expected the names of the nodes that take part")
+    for name in names:
+        require_node_name(name)
+    _resources.enter_context(folder.exclusive())
+    _open[path.resolve()] = _OpenFederation(folder, transport, [], names)
 
 
 def load(config: Config) -> Dataset:
@@ -217,9 +248,9 @@ def load(config: Config) -> Dataset:
     federation = open_federation(path)
     folder = federation.folder
     if stored:
-        rows = FederationRows(federation.transport, folder.data_spec(), stored, federation.begin_run)
+        rows = FederationData(federation.transport, folder.data_spec(), stored, federation.begin_run)
         return rows.dataset()
-    names = folder.node_names()
+    names = federation.names or folder.node_names()
     if not names:
         raise InvalidInputError(f"'{path}' has no nodes; invite one: feddbe federation invite {path} NAME")
     last_known = {name: folder.read_summary(name) for name in names}
@@ -227,7 +258,7 @@ def load(config: Config) -> Dataset:
     summaries = collect_summaries(federation.transport, names, known, config.worker_timeout, _print_note)
     for name, summary in summaries.items():
         folder.write_summary(name, summary)
-    rows = FederationRows(federation.transport, folder.data_spec(), summaries, federation.begin_run)
+    rows = FederationData(federation.transport, folder.data_spec(), summaries, federation.begin_run)
     return rows.dataset()
 
 

@@ -140,7 +140,7 @@ class MR(AddOn):
     def attach(self, trainer: ClientTrainer, tracks: Sequence[str], received: State, private: State) -> None:
         should_correct = self.mr_bias_correct and self.mu > 0
         regularizer = MeanRegularizer(self.mu, self.kappa * self._loss_factor, should_correct)
-        start = regularizer.start(trainer.task.model.feature_shape)
+        start = regularizer.init_carry(trainer.task.model.feature_shape)
         for track in tracks:
             trainer.attach(track, Term(regularizer, {"mean": received["mean"]}, start))
 
@@ -150,7 +150,7 @@ class MR(AddOn):
             return {"mean": self._add_noise(trainer, self._mean_over_data(trainer, received))}
         model = ctx.task.model
         running_mean = MeanRegularizer(self.mu)
-        term = Term(running_mean, {}, running_mean.start(model.feature_shape))
+        term = Term(running_mean, {}, running_mean.init_carry(model.feature_shape))
         fit = trainer.fit(received, epochs=self.init_epochs, terms=[term])
         if self.init_mean == "exact":
             mean = self._mean_over_data(trainer, fit.params)

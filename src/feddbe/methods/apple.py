@@ -25,7 +25,7 @@ from feddbe.methods.base import (
 )
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
-from feddbe.training.backends import gradient
+from feddbe.training.backends import compute_gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
@@ -168,8 +168,10 @@ def _mix(cores: State, p: Tensor) -> State:
 
 def _step(state: _MixingState, const: _StepSettings, samples: Samples, key: int) -> _MixingState:
     """Return cores and weights after one batch."""
-    cores, p, client = state.cores, state.p, const.client
-    g = gradient(const.task, _mix(cores, p), state.statistics, samples)
+    cores = state.cores
+    p = state.p
+    client = const.client
+    g = compute_gradient(const.task, _mix(cores, p), state.statistics, samples)
     p_gradients = sum_by_name(
         {n: torch.tensordot(c, g.gradients[n], g.gradients[n].dim()) for n, c in cores.items()}
     )

@@ -20,8 +20,12 @@ from feddbe.training.trainer import ClientTrainer
 
 Names = tuple[str, ...]
 """Names in a state: a name, a prefix that ends with a slash, or one of the three constants below."""
-MODEL, BODY, HEAD = "<model>", "<f>", "<h>"
-"""Placeholders for the model's parameter names: all of them, those before the cut, those after the cut."""
+MODEL = "<model>"
+"""Placeholder for all names of the model's parameters."""
+BODY = "<f>"
+"""Placeholder for the names before the cut."""
+HEAD = "<h>"
+"""Placeholder for the names after the cut."""
 
 PERSONAL = "personal/"
 """Prefix of a client's personal parameters."""

@@ -81,13 +81,13 @@ def noise_scale(epsilon: float, delta: float) -> float:
     """Return sigma for a sensitivity of 1; sigma is proportional to the sensitivity."""
     from scipy.optimize import brentq
 
-    def excess(log_ratio: float) -> float:
+    def log_delta_excess(log_ratio: float) -> float:
         return max(log_delta(epsilon, math.exp(log_ratio)), -1e300) - math.log(delta)
 
     low = high = math.log(math.sqrt(2 * epsilon) if epsilon > 1 else 1.0)
-    while excess(low) > 0:
+    while log_delta_excess(low) > 0:
         low -= 1
-    while excess(high) < 0:
+    while log_delta_excess(high) < 0:
         high += 1
-    root = low if low == high else brentq(excess, low, high, xtol=1e-13, rtol=1e-14)
+    root = low if low == high else brentq(log_delta_excess, low, high, xtol=1e-13, rtol=1e-14)
     return math.exp(-root) * (1 + _ROUNDING)

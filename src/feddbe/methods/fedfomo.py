@@ -20,7 +20,9 @@ from feddbe.state import State, add_prefix, strip_prefix, sum_by_name, weighted_
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 
-OLD, CURRENT, OTHERS = "old/", "current/", "others/"
+OLD = "old/"
+CURRENT = "current/"
+OTHERS = "others/"
 AFFINITY, UPLOADED = "fomo/affinity", "fomo/uploaded"
 
 

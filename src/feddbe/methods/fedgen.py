@@ -88,7 +88,9 @@ def train_generator(state: State, lr: float, steps: int, loss: Callable[[State],
     return {name: t.detach() for name, t in g.items()} | add_prefix(ADAM, adam_state)
 
 
-GENERATOR, COUNTS, PRIOR = "generator/", "labels/counts", "labels/prior"
+GENERATOR = "generator/"
+COUNTS = "labels/counts"
+PRIOR = "labels/prior"
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,8 @@ class FedGen(FedAvg):
         n = len(context.batch.y)
         with torch_seeded(context.key):
             labels = torch.multinomial(context.const[PRIOR], n, replacement=True)
-            noise = [torch.rand(n, self.noise) for _ in range(1 if self.lite else 2)]
+            terms = 1 if self.lite else 2
+            noise = [torch.rand(n, self.noise) for _ in range(terms)]
         shift = (context.batch.z - context.batch.z_g)[0] if self.level == "z_g" else 0.0
         head = {name: context.params[name] for name in context.model.head}
 

@@ -23,7 +23,9 @@ from feddbe.training.task import Context
 from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
-PROJECTION, PREVIOUS, GLOBAL = "projection/", "previous/", "global/"
+PROJECTION = "projection/"
+PREVIOUS = "previous/"
+GLOBAL = "global/"
 
 
 @dataclass(frozen=True)

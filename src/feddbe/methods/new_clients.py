@@ -87,7 +87,7 @@ def _step(state: _SgdState, const: tuple[Logits, float], samples: Samples, key: 
 def _newton_step(method: Method, trainer: ClientTrainer, state: State) -> Tensor:
     """Return p after one regularized Newton step."""
     start = trainer.extras["prbm"].value
-    time = _prbm_lr(trainer) * trainer.steps()
+    time = _prbm_lr(trainer) * trainer.count_steps()
     if time == 0:
         return start
     dataset, size = trainer.task.dataset, start.numel()

@@ -20,7 +20,7 @@ from feddbe.methods.base import (
 )
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
-from feddbe.training.backends import gradient
+from feddbe.training.backends import compute_gradient
 from feddbe.training.plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
@@ -127,7 +127,7 @@ def _gradient(
     state: _MetaState, const: _StepSettings, w: State, samples: Samples
 ) -> tuple[State, _MetaState]:
     """Return the gradient at `w`, and the state with its statistics and loss."""
-    g = gradient(const.task, w, state.statistics, samples)
+    g = compute_gradient(const.task, w, state.statistics, samples)
     return g.gradients, _MetaState(state.w, g.statistics, state.losses.add(g.loss, len(samples.y)))
 
 

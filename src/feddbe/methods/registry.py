@@ -40,7 +40,7 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
         if name not in self._classes and name in self._locations:
             module, _, cls = self._locations[name].partition(".")
             self._classes[name] = getattr(import_module(f"feddbe.methods.{module}"), cls)
-        if name not in self._classes and name in self._installed():
+        if name not in self._classes and name in self._check_installed():
             self._classes[name] = load_from_package(name, self._reserved_names)
         return self._classes[name]
 
@@ -56,10 +56,10 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
     def __contains__(self, name: object) -> bool:
         if name in self._locations or name in self._classes:
             return True
-        return isinstance(name, str) and (is_file_reference(name) or name in self._installed())
+        return isinstance(name, str) and (is_file_reference(name) or name in self._check_installed())
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._locations, *self._installed(), *self._classes]))
+        return iter(dict.fromkeys([*self._locations, *self._check_installed(), *self._classes]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -71,9 +71,12 @@ class MethodRegistry(MutableMapping[str, type[Method]]):
 
     def is_user_defined(self, cls: type[Method]) -> bool:
         """Return True if this program registered the class; other processes cannot find it by name."""
-        return self._classes.get(cls.name) is cls and cls.name not in {*self._locations, *self._installed()}
+        return self._classes.get(cls.name) is cls and cls.name not in {
+            *self._locations,
+            *self._check_installed(),
+        }
 
-    def _installed(self) -> Mapping[str, EntryPoint]:
+    def _check_installed(self) -> Mapping[str, EntryPoint]:
         for name in installed_methods().keys() & self._reserved_names:
             raise InvalidInputError(
                 f"{describe_installed(name)} has the name of a built-in method; uninstall the package"
@@ -307,7 +310,7 @@ def parse_method(text: str) -> Method:
 
 def hyperparameters(method: Method) -> dict[str, dict[str, Any]]:
     """Return the hyperparameters of a method and its add-ons: part -> option -> value."""
-    return {part.name: dataclasses.asdict(part) for part in _components(method)}
+    return {part.name: dataclasses.asdict(part) for part in _list_parts(method)}
 
 
 def method_identity(method: Method) -> dict[str, Any]:
@@ -350,7 +353,7 @@ def format_name(method: Method) -> str:
     if file is None and METHODS.get(cls.name) is not cls:
         METHODS[cls.name] = cls
     texts: list[str] = []
-    for part in _components(method):
+    for part in _list_parts(method):
         options: list[str] = []
         for field in dataclasses.fields(part):
             value = getattr(part, field.name)
@@ -367,7 +370,7 @@ def _without_addons(method: Method) -> Method:
     return method.inner if isinstance(method, Composed) else method
 
 
-def _components(method: Method) -> tuple[Method | AddOn, ...]:
+def _list_parts(method: Method) -> tuple[Method | AddOn, ...]:
     return (method.inner, *method.addons) if isinstance(method, Composed) else (method,)
 
 
@@ -376,10 +379,10 @@ def describe_methods(names: Sequence[str] = ()) -> list[MethodInfo]:
     for name in names:
         if name not in METHODS and name not in ADDONS:
             raise unknown_name("method or add-on", name, [*METHODS, *ADDONS])
-    return [_describe(name) for name in names or [*METHODS, *ADDONS]]
+    return [_describe_part(name) for name in names or [*METHODS, *ADDONS]]
 
 
-def _describe(name: str) -> MethodInfo:
+def _describe_part(name: str) -> MethodInfo:
     if name in ADDONS:
         parts = ADDONS[name]
         return MethodInfo(
@@ -411,6 +414,11 @@ def _describe_names(classes: Sequence[type[Method | AddOn]]) -> dict[str, str]:
         texts = [_MODEL_PARTS.get(name, name) for name in names]
         if kind == "receives":
             texts = [f"{text} (once)" if text in constant else text for text in texts]
+            methods = [cls for cls in classes if issubclass(cls, Method)]
+            if any(method.keeps_uploads for method in methods):
+                texts[-1] += " (models of other clients)"
+            if any(method.uses_sample_counts for method in methods):
+                texts.append("sample counts of all clients")
         exchange[kind] = ", ".join(texts)
     return exchange
 

@@ -54,10 +54,10 @@ class Scaffold(Method):
     weights: str = weights_parameter("uniform")
 
     def server_init(self, ctx: Context) -> State:
-        return super().server_init(ctx) | self._zeros(ctx)
+        return super().server_init(ctx) | self._zero_control(ctx)
 
     def client_init(self, ctx: Context) -> State:
-        return self._zeros(ctx)
+        return self._zero_control(ctx)
 
     def train(
         self, ctx: Context, trainer: ClientTrainer, received: State, private: State
@@ -66,7 +66,7 @@ class Scaffold(Method):
         c = strip_prefix(received, CONTROL)
         c_i = strip_prefix(private, CONTROL)
         y = trainer.fit(x, correction={name: c[name] - c_i[name] for name in x}).params
-        scale = 1 / (trainer.steps() * ctx.lr)
+        scale = 1 / (trainer.count_steps() * ctx.lr)
         delta = {name: (x[name] - y[name]) * scale - c[name] for name in x}  # c_i+ - c_i
         return y | add_prefix(CONTROL, delta), add_prefix(CONTROL, {n: c_i[n] + delta[n] for n in x})
 
@@ -77,5 +77,5 @@ class Scaffold(Method):
         model = {name: x + self.eta_g * (y[name] - x) for name, x in drop_keys(server, [CONTROL]).items()}
         return model | {name: server[name] + share * delta[name] for name in add_prefix(CONTROL, model)}
 
-    def _zeros(self, ctx: Context) -> State:
+    def _zero_control(self, ctx: Context) -> State:
         return add_prefix(CONTROL, {n: torch.zeros_like(p) for n, p in ctx.task.model.parameters.items()})

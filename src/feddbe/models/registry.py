@@ -60,8 +60,10 @@ def mlp(shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 def named_sequential(**blocks: list[nn.Module]) -> nn.Sequential:
     """Return a Sequential of named blocks; a block of one layer is that layer."""
-    layers = {name: block[0] if len(block) == 1 else nn.Sequential(*block) for name, block in blocks.items()}
-    return nn.Sequential(OrderedDict(layers))
+    layers = OrderedDict[str, nn.Module]()
+    for name, block in blocks.items():
+        layers[name] = block[0] if len(block) == 1 else nn.Sequential(*block)
+    return nn.Sequential(layers)
 
 
 def har_cnn(shape: tuple[int, ...], classes: int) -> nn.Sequential:
@@ -279,8 +281,8 @@ def _supports(entry: ModelEntry, shape: Shape, words: int) -> bool:
 
 def parse_model(text: str, defaults: parameters.Defaults | None = None) -> parameters.ParsedName[Parameters]:
     """Return the name of a built-in model and its options from text like `fasttext(rep=linear)`."""
-    known = {name: model.options for name, model in MODELS.items()}
-    return parameters.find_class("model", text, known, defaults, other_names=["FILE.py:FUNCTION"])
+    options_by_name = {name: model.options for name, model in MODELS.items()}
+    return parameters.find_class("model", text, options_by_name, defaults, other_names=["FILE.py:FUNCTION"])
 
 
 def build_model(

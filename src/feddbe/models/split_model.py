@@ -57,19 +57,19 @@ def _is_plain_sequential(module: nn.Module) -> bool:
     return sequential and "forward" not in vars(module)
 
 
-def _leaves(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+def _iterate_layers(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of nested Sequentials in order, with their dotted names."""
     for name, child in module._modules.items():  # named_children omits the second use of a layer
         assert child is not None
         if _is_plain_sequential(child):
-            yield from _leaves(child, f"{prefix}{name}.")
+            yield from _iterate_layers(child, f"{prefix}{name}.")
         else:
             yield prefix + name, child
 
 
 def list_layers(half: nn.Module) -> list[nn.Module]:
     """Return the layers of a Sequential in order, or a list of the module itself."""
-    return [layer for _, layer in _leaves(half)] if _is_plain_sequential(half) else [half]
+    return [layer for _, layer in _iterate_layers(half)] if _is_plain_sequential(half) else [half]
 
 
 def layers_with_parameter_names(half: nn.Module, names: Mapping[int, str]) -> Layers:
@@ -81,13 +81,16 @@ def layers_with_parameter_names(half: nn.Module, names: Mapping[int, str]) -> La
 
 def find_single_linear(half: nn.Module) -> nn.Linear | None:
     """Return the linear layer if the half consists of exactly one; else None."""
-    called: list[nn.Module | None] = [*list_layers(half)]
     if isinstance(half, fx.GraphModule):
         nodes = [node for node in half.graph.nodes if node.op not in ("placeholder", "output")]
-        called = [half.get_submodule(n.target) if n.op == "call_module" else None for n in nodes]
-    if len(called) != 1:
-        return None
-    layer = called[0]
+        if len(nodes) != 1 or nodes[0].op != "call_module":
+            return None
+        layer = half.get_submodule(nodes[0].target)
+    else:
+        layers = list_layers(half)
+        if len(layers) != 1:
+            return None
+        layer = layers[0]
     return layer if type(layer) is nn.Linear and not has_hooks(layer) else None
 
 
@@ -102,7 +105,7 @@ def has_hooks(layer: nn.Module) -> bool:
 def _end_positions(module: nn.Module) -> dict[str, int]:
     """Return, for each layer or block, the number of layers up to its end."""
     ends: dict[str, int] = {}
-    for position, (name, _) in enumerate(_leaves(module), start=1):
+    for position, (name, _) in enumerate(_iterate_layers(module), start=1):
         parts = name.split(".")
         for depth in range(1, len(parts) + 1):
             ends[".".join(parts[:depth])] = position
@@ -130,10 +133,10 @@ def _sequential_cuts(module: nn.Module) -> Cuts:
         return _as_module(layers[:position]), _as_module(layers[position:])
 
     # Sort by position; if a position has several names, the shortest is last.
-    ordered = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
+    sorted_ends = sorted(ends.items(), key=lambda item: (item[1], -len(item[0])))
     return {
         name: lambda position=position: halves(position)  # type: ignore[misc]
-        for name, position in ordered
+        for name, position in sorted_ends
         if position < len(layers)
     }
 
@@ -182,8 +185,8 @@ def _split_graph(traced: fx.GraphModule, cut: fx.Node) -> Halves:
         copies[node] = first.node_copy(node, lambda n: copies[n])
     first.output(copies[cut])
     later: dict[fx.Node, fx.Node] = {cut: second.placeholder("z")}
-    used = {argument for node in nodes[position + 1 :] for argument in node.all_input_nodes}
-    shared_attributes = [n for n in nodes[: position + 1] if n.op == "get_attr" and n in used]
+    used_nodes = {argument for node in nodes[position + 1 :] for argument in node.all_input_nodes}
+    shared_attributes = [n for n in nodes[: position + 1] if n.op == "get_attr" and n in used_nodes]
     for node in [*shared_attributes, *nodes[position + 1 :]]:
         later[node] = second.node_copy(node, lambda n: later[n])
     return fx.GraphModule(traced, first), fx.GraphModule(traced, second)
@@ -355,14 +358,14 @@ class SplitModel:
         settings = self._sample.to(device), self.cut, self.onednn, self.channels_last, self.aliases
         with device:  # a traced graph creates its constants on the device of tracing
             parameters, buffers = to_device(self.parameters, device), to_device(self.buffers, device)
-            model = _rebuild(module, *settings, parameters, buffers)
+            model = _rebuild_model(module, *settings, parameters, buffers)
         model.rebuild_module = self.rebuild_module
         return model
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments instead of the object: the graphs of a traced module cannot be pickled."""
         settings = self._sample, self.cut, self.onednn, self.channels_last, self.aliases
-        return _rebuild, (self.rebuild_module or self.module, *settings, self.parameters, self.buffers)
+        return _rebuild_model, (self.rebuild_module or self.module, *settings, self.parameters, self.buffers)
 
     @contextmanager
     def bind(
@@ -498,7 +501,7 @@ class SplitModel:
                 owner[key] = tensor
 
 
-def _rebuild(
+def _rebuild_model(
     source: nn.Module | Callable[[], nn.Module | Halves],
     sample: Tensor,
     cut: str,

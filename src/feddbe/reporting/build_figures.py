@@ -62,7 +62,7 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness
-from feddbe.results.seeds import counted_runs, find_trial, group_experiments, group_names
+from feddbe.results.repetitions import counted_runs, find_repetition, group_experiments, group_names
 
 Colors = Mapping[str, int]
 """Palette indices by the folder of a run, equal in all figures of a page."""
@@ -289,7 +289,7 @@ def client_ranks(
     for index, (group, name) in enumerate(zip(groups, group_names(groups), strict=True)):
         group_fairness = [fairness[id(document)] for document in group]
         means, low, high = mean_and_band(
-            {find_trial(run): _accuracies_by_rank(fairness[id(run)]["accuracy"]) for run in group}
+            {find_repetition(run): _accuracies_by_rank(fairness[id(run)]["accuracy"]) for run in group}
         )
         worst = 100 * float(np.mean([run["spread"]["worst_tenth"] for run in group_fairness]))
         overall = 100 * float(np.mean([run["spread"]["mean"] for run in group_fairness]))
@@ -640,7 +640,7 @@ def _confusion_panels(named_analyses: NamedAnalyses, by_name: Mapping[str, RunDo
     for run, analysis in named_analyses:
         names = by_name[run]["label_names"]
         labels = [int(text) for key in analysis["overall"] for text in key.split(":")[1:]]
-        classes = max(len(names), max(labels) + 1)
+        classes = max([len(names), 1, *(label + 1 for label in labels)])  # one: a run without counts
         matrix = matrix_from_values(analysis["overall"], classes)
         sizes = matrix.sum(1)
         rows = [(100 * row / size).tolist() if size else [None] * classes

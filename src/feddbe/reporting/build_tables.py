@@ -56,7 +56,7 @@ from feddbe.results.document import (
     status_note,
 )
 from feddbe.results.fairness import BASELINES, Fairness, Overhead
-from feddbe.results.seeds import (
+from feddbe.results.repetitions import (
     SeedGroup,
     best_on_validation,
     count_repetitions,
@@ -65,7 +65,7 @@ from feddbe.results.seeds import (
     group_seeds,
     methods_with_unequal_rounds,
 )
-from feddbe.results.statistics import VERDICT_RULE, Interval
+from feddbe.results.statistics import VERDICT_RULE, Interval, Reason
 from feddbe.runs.build_document import ClientRecord, load_document
 from feddbe.runs.folders import slug
 
@@ -95,17 +95,19 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
     has_selected_metrics = any(is_selected_metric(name, documents) for name in metric_names(documents))
     cost_priority = Priority.OPTIONAL if has_selected_metrics else Priority.USEFUL
     sources = [_NamedRun(name, document) for name, document in zip(names, documents, strict=True)]
+    has_common_data = len(set(map(_read_data, sources))) == 1  # which the note names
     columns = [
         Column("run", "method", TEXT, _read_name),
         Column("method", value=lambda run: run.document["method"], outputs=Output.PROGRAM),
-        Column("data", "data", TEXT, _read_data, outputs=Output.PAGE | Output.PROGRAM),
+        Column("data", "data", TEXT, _read_data,
+               outputs=Output.PROGRAM if has_common_data else Output.PAGE | Output.PROGRAM),
         *(_setting_column(key) for key in ("partition", "clients", "seed", "lr")),
         Column("rounds", "rounds", PROGRESS, _read_progress, outputs=Output.PAGE | Output.PROGRAM),
         *_accuracy_columns("best", lambda run: _read_accuracy(run.document["best"])),
         *_accuracy_columns("last", lambda run: _read_accuracy(run.document["last"])),
-        *_accuracy_columns("tuned", _read_tuned_accuracy, note=_tuned_note(documents)),
+        *_accuracy_columns("adapted", _read_adapted_accuracy, note=_adapted_note(documents)),
         *_accuracy_columns("new", lambda run: _read_new_accuracy(run, "before"), note=_NEW_NOTE),
-        *_accuracy_columns("new, tuned", lambda run: _read_new_accuracy(run, "adapted"), note=_NEW_NOTE),
+        *_accuracy_columns("new, adapted", lambda run: _read_new_accuracy(run, "adapted"), note=_NEW_NOTE),
         *_metric_columns(documents),
         Column("seconds", "s per round", SECONDS, _median_seconds, priority=cost_priority),
         Column("bytes_up", "up", BYTES, lambda run: run.document["cost"]["up"], priority=cost_priority,
@@ -233,7 +235,7 @@ def _read_statistic(accuracy: Accuracy | None, statistic: str) -> float | None:
     return float({**accuracy}[statistic]) if accuracy else None  # type: ignore[arg-type]
 
 
-def _read_tuned_accuracy(run: _NamedRun) -> Accuracy | None:
+def _read_adapted_accuracy(run: _NamedRun) -> Accuracy | None:
     """Return the accuracy after fine-tuning in the last round, unless it is the primary accuracy."""
     last = run.document["last"]
     return last["adapted"] if last and last["moment"] != "adapted" else None
@@ -260,9 +262,9 @@ def _read_divergence_round(run: _NamedRun) -> int | None:
 _NEW_NOTE = "New: clients that did not take part in training."
 
 
-def _tuned_note(documents: Sequence[RunDocument]) -> str:
+def _adapted_note(documents: Sequence[RunDocument]) -> str:
     epochs = {str(document["config"].get("adapt_epochs")) for document in documents}
-    return f"Tuned: after {', '.join(sorted(epochs))} epochs of fine-tuning the last model on each client."
+    return f"Adapted: after {', '.join(sorted(epochs))} epochs of fine-tuning the last model on each client."
 
 
 def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
@@ -276,6 +278,7 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
         f"{run_title(documents)}.",
         f"Test accuracy in % {moments_note(documents, names)}: weighted by samples, "
         "mean of clients, mean of the worst tenth of clients.",
+        _evaluation_note(documents),
         f"The best round is chosen {_describe_selection(documents, 'on test accuracy')}.",
         "Majority class: always predicting each client's most frequent label.",
         _batch_norm_note(documents, names),
@@ -283,6 +286,14 @@ def _results_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str
         *run_notes,
     ]
     return " ".join(filter(None, sentences))
+
+
+def _evaluation_note(documents: Sequence[RunDocument]) -> str:
+    """Return the clients that are evaluated, if a run does not evaluate all of them in each round."""
+    options = dict.fromkeys(str(document["config"].get("eval", "all")) for document in documents)
+    clients = {"cohort": "its cohort", "all": "all clients"}
+    texts = [clients.get(option, f"{option.removeprefix('sample:')} sampled clients") for option in options]
+    return f"Each round evaluates {' or '.join(texts)} only." if set(options) - {"all"} else ""
 
 
 def _describe_selection(documents: Sequence[RunDocument], on_test: str) -> str:
@@ -526,6 +537,10 @@ def runs_table(records: Sequence[RunRecord]) -> Table:
         "Test accuracy weighted by samples; the best round is chosen on test accuracy or on validation data. "
         "Times are UTC."
     )
+    if any(record["rounds"] and record["last"] is None for record in records):
+        note += (
+            " Without accuracies: not evaluated, or a run of a sweep, whose study shows the chosen values."
+        )
     return Table(columns, [{**record} for record in records], note=note, narrow=Narrow.LIST_RECORDS)
 
 
@@ -587,10 +602,16 @@ def _majority_footer(documents: Sequence[RunDocument]) -> list[dict[str, Any]]:
 
 
 def _verdict_columns(
-    baseline: str, *, is_compared: bool, is_shown: Callable[[SeedGroup], bool]
+    experiments: Sequence[SeedGroup],
+    baseline: str,
+    *,
+    is_compared: bool,
+    is_shown: Callable[[SeedGroup], bool] = lambda experiment: True,
 ) -> list[Column]:
     """Return the columns of the difference to the baseline, its verdict, and the reason if there is none."""
     readers = Output.READER if is_compared else Output(0)
+    reasons = {experiment.verdict.reason for experiment in experiments if is_shown(experiment)}
+    is_explained = is_compared and bool(reasons - {None, Reason.BASELINE})
     outcome = Column(
         "verdict", "verdict", TEXT,
         lambda experiment: experiment.verdict.outcome if is_shown(experiment) else "",
@@ -599,7 +620,7 @@ def _verdict_columns(
     reason = Column(
         "reason", "reason for no verdict", TEXT,
         lambda experiment: str(experiment.verdict.reason or "") if is_shown(experiment) else "",
-        outputs=(Output.PAGE if is_compared else Output(0)) | Output.PROGRAM,
+        outputs=(Output.PAGE if is_explained else Output(0)) | Output.PROGRAM,
     )  # fmt: skip
     difference = Column(
         "difference", f"difference to {baseline}", DIFFERENCE,
@@ -624,9 +645,7 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
         _repetitions_column(documents),
         _moment_column(attrgetter("moment"), experiments),
         _interval_column("accuracy"),
-        *_verdict_columns(
-            experiments[baseline].name, is_compared=is_compared, is_shown=lambda experiment: True
-        ),
+        *_verdict_columns(experiments, experiments[baseline].name, is_compared=is_compared),
         _interval_column(
             "best", "best round", note="" if is_validated else _TEST_CHOSEN_NOTE,
             outputs=_unless_equal("best", experiments),
@@ -642,6 +661,7 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
     sentences = [
         _describe_settings(documents, experiments),
         _accuracy_note(documents, experiments),
+        _evaluation_note(documents),
         _judgment_note(experiments) if is_compared else "",
         _excluded_note(documents, experiments),
     ]
@@ -682,8 +702,9 @@ def _unless_equal(key: str, experiments: Sequence[SeedGroup]) -> Output:
 
 def _accuracy_note(documents: Sequence[RunDocument], experiments: Sequence[SeedGroup]) -> str:
     moment = _name_moment([experiment.moment for experiment in experiments])
+    model = f"model{moment}" if moment else "deployed model"
     return (
-        f"Test accuracy in % of the deployed model{moment}, {_describe_compared_round(documents)}, "
+        f"Test accuracy in % of the {model}, {_describe_compared_round(documents)}, "
         f"weighted by samples: {_describe_interval(experiments)}."
     )
 
@@ -704,6 +725,8 @@ def _describe_interval(experiments: Sequence[SeedGroup]) -> str:
         describe_repetitions(experiment.counted_runs) for experiment in experiments if experiment.counted_runs
     )
     accuracies = [experiment.accuracy for experiment in experiments if experiment.accuracy]
+    if all(accuracy.n == 1 for accuracy in accuracies):
+        return "a single run each, without an interval"
     is_clustered = any(accuracy.degrees is not None for accuracy in accuracies)
     test = "Student's t, clustered by seed and by partition" if is_clustered else "Student's t"
     return f"mean ± 95 % interval over {' or '.join(repetitions)} ({test})"
@@ -723,6 +746,8 @@ def _describe_settings(documents: Sequence[RunDocument], experiments: Sequence[S
             if (value := experiment.runs[0]["config"].get(key)) is not None
         ]
         distinct = {text for text, _ in pairs}
+        if len(distinct) > 1 and all(f"{key} {text}" in name for text, name in pairs):
+            continue  # the names have it
         if len(distinct) == 1:
             common.append(f"{word} {distinct.pop()}")
         elif distinct:
@@ -735,11 +760,10 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
 
     All show their validation accuracy; only the chosen ones show their test accuracy.
     """
-    experiments = group_seeds(documents)
-    chosen = best_on_validation(experiments)
+    chosen = best_on_validation(group_seeds(documents))
     is_compared = len(chosen) > 1
-    if is_compared:  # methods are compared by their chosen experiments
-        experiments = group_seeds(documents, chosen[0], chosen)
+    # a difference to an experiment that is not chosen would reveal its test accuracy
+    experiments = group_seeds(documents, chosen[0] if chosen else 0, chosen)
     chosen_names = {experiments[index].name for index in chosen}
     baseline = experiments[chosen[0]].name if chosen else ""
 
@@ -759,7 +783,7 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
         _interval_column("validation"),
         Column("chosen", kind=FLAG, value=is_chosen),
         test_column("accuracy", "test"),
-        *_verdict_columns(baseline, is_compared=is_compared, is_shown=is_chosen),
+        *_verdict_columns(experiments, baseline, is_compared=is_compared, is_shown=is_chosen),
         *(test_column(key, outputs=Output.PROGRAM) for key in ("best", "last", "adapted", "worst_tenth")),
         _majority_column(),
         *_PROGRAM_COLUMNS,
@@ -768,6 +792,7 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
     sentences = [
         _describe_settings(documents, experiments),
         _accuracy_note(documents, experiments),
+        _evaluation_note(documents),
         "Values are chosen by validation accuracy alone; test accuracy is shown for the chosen values only.",
         _judgment_note(experiments) if is_compared else "",
         _excluded_note(documents, experiments),
@@ -800,11 +825,10 @@ def _judgment_note(experiments: Sequence[SeedGroup]) -> str:
     counts = " or ".join(map(str, sorted({difference.n for difference in differences})))
     pairs = ""
     if differences:
-        noun = "difference" if len(differences) == 1 else "differences"
-        pairs = (
-            f"{len(differences)} {noun} of accuracy, each over {counts} pairs of runs with equal seed, "
-            "partition and rounds."
-        )
+        noun = "difference of accuracy" if len(differences) == 1 else "differences of accuracy, each"
+        pair_noun = "pair" if counts == "1" else "pairs"
+        runs = f"{counts} {pair_noun} of runs with equal seed, partition and rounds"
+        pairs = f"{len(differences)} {noun} over {runs}."
     sentences = [
         pairs,
         VERDICT_RULE,
@@ -921,8 +945,10 @@ def fairness_table(runs: Sequence[Fairness], names: Sequence[str] = ()) -> Table
     ]  # fmt: skip
     moment = _name_moment([run["moment"] for run in runs])
     counts = " or ".join(map(str, sorted({run["spread"]["clients"] for run in runs})))
-    note = f"Accuracy in % of the deployed model{moment}, over {counts} clients, each counted once."
-    return Table.from_sources(columns, runs, note=note)
+    sentences = [f"Accuracy in % of the deployed model{moment}, over {counts} clients, each counted once."]
+    if any(run["chosen_on_test"] for run in runs):
+        sentences.append("The best round is chosen on test accuracy, which is too high.")
+    return Table.from_sources(columns, runs, note=" ".join(sentences))
 
 
 def missing_baselines(runs: Sequence[Fairness]) -> str:

@@ -7,6 +7,7 @@ import math
 import secrets
 import textwrap
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,7 +113,13 @@ def write(path: Path, canvas: Canvas) -> None:
     kind = path.suffix.lower()[1:]
     # Without dates and random ids, the same run gives the same file.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    with replace_file(path, "picture") as scratch, matplotlib.rc_context({"svg.hashsalt": "feddbe"}):
+    with (
+        replace_file(path, "picture") as scratch,
+        matplotlib.rc_context({"svg.hashsalt": "feddbe"}),
+        warnings.catch_warnings(),
+    ):
+        # a name may have letters that no font here has; they are drawn as boxes
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         canvas.savefig(scratch, format=kind, dpi=150, metadata=metadata)
 
 
@@ -391,7 +398,7 @@ def _draw_heat_map(canvas: Canvas, axes: Axes, panel: HeatMap) -> None:
     numbers = np.array([[math.nan if value is None else value for value in row] for row in panel.values])
     low, high = panel.limits
     image = axes.imshow(numbers, aspect="auto", cmap="cividis", vmin=low, vmax=high)
-    extend = "min" if np.nanmin(numbers) < low else "neither"
+    extend = "min" if (numbers < low).any() else "neither"
     canvas.colorbar(image, ax=axes, extend=extend).set_label(
         _wrap_label(panel.value_axis, 20), parse_math=False
     )

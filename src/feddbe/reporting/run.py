@@ -128,6 +128,10 @@ class Sweep(Runs):
     Its `summary` has a row per combination of values. Test accuracies are those of the chosen ones only.
     """
 
+    def __repr__(self) -> str:
+        """Return the number of runs, and the chosen ones; test accuracies of others are not shown."""
+        return f"<Sweep of {len(self)} runs, chosen: {self.chosen!r}>"
+
     @property
     def chosen(self) -> Runs:
         """The runs of each method with the values that are best on validation data."""

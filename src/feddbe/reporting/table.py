@@ -199,7 +199,8 @@ TEXT = Kind(is_text=True)
 NUMBER = Kind()
 """A number or a short text that is aligned like one."""
 COUNT = Kind(_optional("{:,}".format))
-DECIMAL = Kind(_optional("{:.4g}".format))
+DECIMAL = Kind(_optional(lambda value: f"{value:#.4g}".rstrip(".")))
+"""A number with four significant digits, zeros included, so that a column has equal decimals."""
 PERCENT = Kind(format_percent)
 """A fraction of one."""
 SECONDS = Kind(_optional(format_seconds))

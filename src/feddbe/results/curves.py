@@ -14,8 +14,14 @@ from feddbe.results.document import (
     describe_moment,
     is_selected_metric,
 )
-from feddbe.results.seeds import CurveReader, describe_repetitions, find_trial, group_names, group_runs
-from feddbe.results.statistics import Trial, trial_interval
+from feddbe.results.repetitions import (
+    CurveReader,
+    describe_repetitions,
+    find_repetition,
+    group_names,
+    group_runs,
+)
+from feddbe.results.statistics import Repetition, repetition_interval
 
 TEST_MOMENTS = ("before", "adapted", "after")
 """Moments at which a client's model is evaluated on its test data."""
@@ -158,8 +164,9 @@ def _metric_reader(name: str, moment: str | None, scale: float) -> Callable[[Rou
     def read(result: RoundResult) -> float | None:
         if moment is not None and moment == result["moment"]:
             return None
-        statistics = result["metrics"].get(moment or result["moment"], {}).get(name)
-        return scale * statistics["weighted"] if statistics else None
+        statistics = result["metrics"].get(moment or result["moment"], {}).get(name, {})
+        value = statistics.get("weighted")
+        return None if value is None else scale * value
 
     return read
 
@@ -209,7 +216,7 @@ def mean_curves(
     curves = []
     for runs, name in zip(experiments, group_names(experiments), strict=True):
         x = tuple(round_ for round_, _ in read_curve(runs[0]))
-        values = {find_trial(run): [value for _, value in read_curve(run)] for run in runs}
+        values = {find_repetition(run): [value for _, value in read_curve(run)] for run in runs}
         means, low, high = mean_and_band(values)
         curves.append(MeanCurve(name, tuple(runs), x, means, low, high))
     return curves
@@ -218,7 +225,7 @@ def mean_curves(
 Values = tuple[float, ...]
 
 
-def mean_and_band(runs: Mapping[Trial, Sequence[float]]) -> tuple[Values, Values, Values]:
+def mean_and_band(runs: Mapping[Repetition, Sequence[float]]) -> tuple[Values, Values, Values]:
     """Return the mean of runs of equal length, and the lower and upper edge of the band around it.
 
     A single run has no band.
@@ -231,14 +238,14 @@ def mean_and_band(runs: Mapping[Trial, Sequence[float]]) -> tuple[Values, Values
     return means, tuple(low for low, _ in edges), tuple(high for _, high in edges)
 
 
-def band_edges(values: Mapping[Trial, float]) -> tuple[float, float]:
+def band_edges(values: Mapping[Repetition, float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean by Student's t; for two values the lower and the higher.
 
     With two values the interval would be 13 standard errors wide on either side.
     """
     if len(values) < 3:
         return min(values.values()), max(values.values())
-    estimate = trial_interval(values)
+    estimate = repetition_interval(values)
     return estimate.mean - estimate.half_width, estimate.mean + estimate.half_width
 
 

@@ -257,10 +257,10 @@ def deployed_result(document: RunDocument, which_round: str = "best") -> RoundRe
     result = document["best" if which_round == "best" else "last"]
     if result is None or document["last"] is None:
         return None
-    return deploy_result(result, document["last"], document["deployed_moment"])
+    return result_at_deployment(result, document["last"], document["deployed_moment"])
 
 
-def deploy_result(result: RoundResult, last: RoundResult, moment: str) -> RoundResult:
+def result_at_deployment(result: RoundResult, last: RoundResult, moment: str) -> RoundResult:
     """Return the result with the accuracy at a moment; that of the last round if only it has one."""
     accuracy = _accuracy_at(result, moment)
     if accuracy is None:
@@ -342,8 +342,12 @@ def run_title(documents: Sequence[RunDocument]) -> str:
     def join_distinct(values: Iterable[Any]) -> str:
         return " or ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
+    def count(values: Iterable[Any], noun: str) -> str:
+        numbers = join_distinct(values)
+        return f"{numbers} {noun}" if numbers == "1" else f"{numbers} {noun}s"
+
     settings = [document["config"] for document in documents]
-    clients = join_distinct(config.get("clients") for config in settings)
+    clients = [config["clients"] for config in settings if config.get("clients")]
     rounds = []
     for document in documents:
         requested = document["config"].get("rounds") or 0
@@ -352,8 +356,8 @@ def run_title(documents: Sequence[RunDocument]) -> str:
     parts = [
         join_distinct(Path(config.get("data", "")).name for config in settings),
         join_distinct(config.get("partition") for config in settings),
-        f"{clients} clients" if clients else "",
-        f"{join_distinct(rounds)} rounds",
+        count(clients, "client") if clients else "",
+        count(rounds, "round"),
         _describe_seeds(sorted({config.get("seed", 0) for config in settings})),
         f"partition {_describe_seeds(partition_seeds)}" if len(partition_seeds) > 1 else "",
     ]

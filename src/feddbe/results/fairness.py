@@ -14,8 +14,8 @@ import numpy as np
 
 from feddbe.errors import InvalidInputError
 from feddbe.metrics.client_values import aggregate_clients
-from feddbe.results.document import RunDocument, deployed_result, run_labels
-from feddbe.results.seeds import PARTITION_OPTIONS, strip_options
+from feddbe.results.document import RoundResult, RunDocument, compared_result, deployed_result, run_labels
+from feddbe.results.repetitions import PARTITION_OPTIONS, strip_options
 
 BASELINES = ("local", "fedavg")
 
@@ -62,6 +62,8 @@ class Fairness(TypedDict):
     name: str
     method: str
     round: int
+    chosen_on_test: bool
+    """True if the round has the highest of the test accuracies, which is too high."""
     moment: str
     """Moment at which the method's model is deployed."""
     accuracy: dict[int, float]
@@ -125,8 +127,20 @@ def pair_clients(
     }
 
 
+def requested_result(document: RunDocument, which_round: str | None) -> RoundResult | None:
+    """Return the result in which clients are compared, at the moment at which the model is deployed.
+
+    Args:
+        document: The run.
+        which_round: `best` or `last`; None: the round by which tables over seeds compare methods.
+    """
+    return deployed_result(document, which_round) if which_round else compared_result(document)
+
+
 def compute_fairness(
-    documents: Sequence[RunDocument], accuracies: Sequence[Mapping[int, float]], which_round: str = "best"
+    documents: Sequence[RunDocument],
+    accuracies: Sequence[Mapping[int, float]],
+    which_round: str | None = None,
 ) -> list[Fairness]:
     """Return the fairness of each run, compared with the baselines among the runs.
 
@@ -135,7 +149,7 @@ def compute_fairness(
     Args:
         documents: The runs.
         accuracies: Accuracies of each run's clients in the requested round, of the model that they deploy.
-        which_round: `best` or `last`; see `deployed_result`.
+        which_round: See `requested_result`.
 
     Raises:
         InvalidInputError: A run has no evaluated round.
@@ -143,7 +157,7 @@ def compute_fairness(
     names = run_labels(documents)
     results: list[Fairness] = []
     for document, name, accuracy in zip(documents, names, accuracies, strict=True):
-        result = deployed_result(document, which_round)
+        result = requested_result(document, which_round)
         if result is None:
             raise InvalidInputError(
                 f"{name}: no round has been evaluated yet; there are no clients to compare"
@@ -158,6 +172,7 @@ def compute_fairness(
                 name=name,
                 method=document["method"],
                 round=result["round"],
+                chosen_on_test=which_round == "best" and _is_chosen_on_test(document, result),
                 moment=result["moment"],
                 accuracy=dict(accuracy),
                 spread=client_spread(accuracy),
@@ -165,6 +180,12 @@ def compute_fairness(
             )
         )
     return results
+
+
+def _is_chosen_on_test(document: RunDocument, result: RoundResult) -> bool:
+    """Return True if this is the best round, selected without validation data."""
+    best = document["best"]
+    return best is not None and best["validation"] is None and best["round"] == result["round"]
 
 
 def _find_baseline(document: RunDocument, documents: Sequence[RunDocument], method: str) -> int | None:

@@ -9,11 +9,11 @@ from math import inf, sqrt
 from statistics import mean, stdev
 from typing import Literal, NamedTuple, TypeVar, cast
 
-AnyTrial = TypeVar("AnyTrial")
+AnyRepetition = TypeVar("AnyRepetition")
 
 
-class Trial(NamedTuple):
-    """One repetition. Runs of two methods with equal trials are a pair."""
+class Repetition(NamedTuple):
+    """One repetition. Runs of two methods with equal repetitions are a pair."""
 
     seed: int | None
     partition_seed: int | None
@@ -55,19 +55,22 @@ def mean_interval(values: Sequence[float]) -> Interval:
     return Interval(mean(values), _t_quantile(n - 1) * stdev(values) / sqrt(n), n)
 
 
-def trial_interval(values: Mapping[Trial, float]) -> Interval:
+def repetition_interval(values: Mapping[Repetition, float]) -> Interval:
     """Return the 95 % interval of the mean over seeds and partitions.
 
     Runs that share a seed or a partition are not independent. If some do, the variance of the mean is that of
     the means of seeds plus that of the means of partitions, an upper bound for any correlation of such runs.
     Its degrees of freedom are Satterthwaite's. Otherwise it is `mean_interval`.
     """
-    factors = [[trial.seed for trial in values], [trial.partition_seed for trial in values]]
+    factors = [
+        [repetition.seed for repetition in values],
+        [repetition.partition_seed for repetition in values],
+    ]
     return crossed_interval(list(values.values()), factors)
 
 
 def crossed_interval(values: Sequence[float], factors: Sequence[Sequence[Hashable]]) -> Interval:
-    """Return the 95 % interval of a mean of values that share levels of factors, see `trial_interval`.
+    """Return the 95 % interval of a mean of values that share levels of factors, see `repetition_interval`.
 
     Args:
         values: The values.
@@ -104,13 +107,17 @@ def _t_quantile(degrees: float) -> float:
     return float(t.ppf(0.975, degrees))
 
 
-def paired_differences(ours: Mapping[AnyTrial, float], theirs: Mapping[AnyTrial, float]) -> Interval | None:
-    """Return the mean of ours - theirs over common trials (equal split and seed); None without any."""
-    differences = {trial: value - theirs[trial] for trial, value in ours.items() if trial in theirs}
+def paired_differences(
+    ours: Mapping[AnyRepetition, float], theirs: Mapping[AnyRepetition, float]
+) -> Interval | None:
+    """Return the mean of ours - theirs over common repetitions (equal split and seed); None without any."""
+    differences = {
+        repetition: value - theirs[repetition] for repetition, value in ours.items() if repetition in theirs
+    }
     if not differences:
         return None
-    if all(isinstance(trial, Trial) for trial in differences):
-        return trial_interval(cast(Mapping[Trial, float], differences))
+    if all(isinstance(repetition, Repetition) for repetition in differences):
+        return repetition_interval(cast(Mapping[Repetition, float], differences))
     return mean_interval(list(differences.values()))
 
 
@@ -135,7 +142,7 @@ class Reason(StrEnum):
     NOT_SIGNIFICANT = "not significant"
     NO_RUN = "no run to compare"
     OTHER_DATA = "other data"
-    OTHER_TRIALS = "no seed and partition in common"
+    OTHER_REPETITIONS = "no seed and partition in common"
     UNEQUAL_ROUNDS = "unequal rounds"
     NO_PAIRS = "no pairs"
     FEW_PAIRS = f"fewer than {MIN_PAIRS} pairs"

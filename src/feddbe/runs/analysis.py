@@ -150,9 +150,11 @@ def _compute_missing(
     task.model.check_layers(request.layers)
     checkpoint = Checkpoint(store, experiment, request.round)
     sizes = [len(test) for test in task.split.test[: task.members]]
-    callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, 1 + len(items))
     pooled = [item for item in items if item.on == "own"]
     shared = [item for item in items if item.on == "all"]
+    shared_analyses = list(dict.fromkeys(item.analysis for item in shared))
+    steps = 1 + len(pooled) + len(shared_analyses)
+    callback.on_run_begin(f"{experiment.name}: representations", store.folder, 0, steps)
     done = 1
     for samples in dict.fromkeys(item.settings["samples"] for item in pooled):
         sample_indices = _select_samples(sizes, samples, per_client=request.per_client)
@@ -162,7 +164,7 @@ def _compute_missing(
     sample_indices = _select_samples(sizes, request.samples, per_client=request.per_client)
     sample_count = sum(sizes[client] if ix is None else len(ix) for client, ix in sample_indices.items())
     callback.on_round_end(done, None)
-    for analysis in dict.fromkeys(item.analysis for item in shared):
+    for analysis in shared_analyses:
         item_by_view = {(item.moment, item.layer): item for item in shared if item.analysis == analysis}
         settings = _keywords(next(iter(item_by_view.values())))
         started = time.perf_counter()
@@ -172,8 +174,8 @@ def _compute_missing(
         seconds = time.perf_counter() - started
         for view, result in results.items():
             _write_result(store, checkpoint.round, item_by_view[view], result, sample_count, seconds)
-            done += 1
-            callback.on_round_end(done, None)
+        done += 1
+        callback.on_round_end(done, None)
 
 
 def _compute_pooled(
@@ -199,7 +201,7 @@ def _compute_pooled(
     tasks = checkpoint.client_tasks(moments, layers, sample_indices)
     with closing(engines.create_engine("auto", experiment.task, experiment.method)) as engine:
         client_results = checkpoint.run_tasks(tasks, engine, callback)
-    _warn_if_models_differ(store, checkpoint.round, client_results, callback)
+    _warn_if_models_differ(checkpoint, client_results, callback)
     callback.on_round_end(done, None)
     known: dict[tuple[str, str], AnalysisResult] = {}  # z is z_g without PRBM, and a cut has several names
     for item in items:
@@ -250,12 +252,12 @@ def _select_samples(
 
 
 def _warn_if_models_differ(
-    store: RunStore, round_: int, client_results: Sequence[ClientResult], callback: Callback
+    checkpoint: Checkpoint, client_results: Sequence[ClientResult], callback: Callback
 ) -> None:
     """Report clients whose accuracies differ from those of the run: their models are not those evaluated."""
     stored = {
         (record.client, record.moment): record.value
-        for record in store.records(round_)
+        for record in checkpoint.store.records(checkpoint.round)
         if record.name == "accuracy" and record.client != ALL
     }
     differences = []
@@ -267,8 +269,9 @@ def _warn_if_models_differ(
                 differences.append((result.client, moment, float(accuracy[0]), before))
     if differences:
         client, moment, after, before = differences[0]
+        name = checkpoint.experiment.task.dataset.describe_client(client)
         callback.on_message(
-            f"the models are not bit for bit those of the run: accuracy of client {client} {moment} local "
+            f"the models are not bit for bit those of the run: accuracy of {name} {moment} local "
             f"training is {after:.4f} here, {before:.4f} in the run "
             f"({len(differences)} differ: other versions?)"
         )

@@ -9,8 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypedDict, cast
 
-from feddbe.errors import DivergenceError
+from feddbe.errors import DivergenceError, truncate
 from feddbe.metrics.client_values import ALL
+from feddbe.metrics.representations.confusion import CONFUSION, check_values
 from feddbe.results.document import (
     AnalysisDocument,
     Divergence,
@@ -18,8 +19,8 @@ from feddbe.results.document import (
     RoundResult,
     RunDocument,
     build_new_clients_result,
-    deploy_result,
     find_deployed_moment,
+    result_at_deployment,
     selection_accuracy,
 )
 from feddbe.runs.analysis import META
@@ -114,11 +115,17 @@ def read_new_clients(store: RunStore) -> NewClientsResult | None:
         raise corrupt_run_error(store.folder, f"records of new clients: no {error}") from None
 
 
+_MAX_CLASSES = 1000
+"""Labels of a matrix in a run that does not store how many there are."""
+
+
 def _analyses(store: RunStore) -> list[AnalysisDocument]:
     """Return the analyses of representations, from their records."""
     descriptions: dict[str, dict[str, Any]] = store.meta(META) or {}
     rounds = {description["round"] for description in descriptions.values()}
     records = {round_: store.records(round_) for round_ in rounds}
+    labels = store.meta("labels")
+    classes = len(labels[0]) if labels else _MAX_CLASSES
     documents = []
     for key, description in descriptions.items():
         name = key.split("/", 2)[2]
@@ -130,6 +137,11 @@ def _analyses(store: RunStore) -> list[AnalysisDocument]:
                 client_values = values.setdefault(record.client, {})
                 client_values[reading or "value"] = record.value if is_finite else None
         overall = values.pop(ALL, {})
+        if description["analysis"] == CONFUSION.name:
+            try:
+                check_values(overall, classes)
+            except ValueError as error:
+                raise corrupt_run_error(store.folder, f"records of {truncate(key)}: {error}") from None
         clients = {str(client): readings for client, readings in sorted(values.items())}
         documents.append({**description, "overall": overall, "clients": clients})
     return cast(list[AnalysisDocument], documents)
@@ -212,7 +224,7 @@ def client_accuracies(folder: Path, result: RoundResult | None) -> dict[int, flo
         return {}
     with closing(RunStore.open(folder)) as store:
         last = [entry for entry in store.round_results() if entry["accuracy"]][-1]
-        return _accuracies(store, deploy_result(result, last, find_deployed_moment(last)))
+        return _accuracies(store, result_at_deployment(result, last, find_deployed_moment(last)))
 
 
 def accuracy_history(

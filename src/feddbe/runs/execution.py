@@ -210,7 +210,7 @@ def _open_or_create(experiment: Experiment, folder: Path, callback: Callback) ->
     """Return the store of the run; another process may have created it since the folder was checked."""
     if not RunStore.is_run(folder):
         server_state = loop.initial_server_state(experiment)
-        return RunStore.create(folder, describe_run(experiment, server_state), server_state)
+        return RunStore.create(folder, initial_metadata(experiment, server_state), server_state)
     store = RunStore.open(folder)
     try:
         _require_same_run(experiment, store, resume=experiment.options.resume)
@@ -238,7 +238,7 @@ def _require_same_run(experiment: Experiment, store: RunStore, *, resume: bool) 
 def _record_resume(experiment: Experiment, store: RunStore, callback: Callback) -> None:
     """Report and store how this process differs from the one that began the run."""
     recorded_notes = store.meta("remarks") or []
-    notes = [*_describe_trainer(experiment, store)]
+    notes = [*_describe_backend(experiment, store)]
     versions = describe_versions(store, experiment)
     if versions:
         notes.insert(0, f"resumed with other versions: {versions}")
@@ -256,7 +256,7 @@ def _record_resume(experiment: Experiment, store: RunStore, callback: Callback) 
             store.set_meta("remarks", [*recorded_notes, *new_notes])
 
 
-def _describe_trainer(experiment: Experiment, store: RunStore) -> Iterator[str]:
+def _describe_backend(experiment: Experiment, store: RunStore) -> Iterator[str]:
     """Yield a note if the training backend changed."""
     before = store.meta("config").get("trainer", "auto")
     after = experiment.options.trainer
@@ -268,7 +268,7 @@ _MAX_LABEL_COUNTS = 100_000
 """Maximum number of stored label counts (clients times classes)."""
 
 
-def describe_run(experiment: Experiment, server_state: State) -> dict[str, Any]:
+def initial_metadata(experiment: Experiment, server_state: State) -> dict[str, Any]:
     """Return the metadata that are stored when a run begins; `server_state` is the initial one."""
     task = experiment.task
     remote = task.dataset.remote

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from feddbe import data, methods, models
-from feddbe.config.defaults import DefaultLayers, Setting
+from feddbe.config.defaults import ResolvedDefaults, Setting
 from feddbe.config.options import Config, identity_of_key
 from feddbe.config.parameters import Parameters, ParsedName
 from feddbe.config.user_code import StoredSource, is_file_reference
@@ -39,7 +39,7 @@ class Experiment:
     task: Task
     method: Method
     config: dict[str, Any]
-    """All options and hyper-parameters, as stored with the run."""
+    """All options and hyperparameters, as stored with the run."""
     config_hash: str
     majority_accuracy: float
     notes: list[str]
@@ -50,8 +50,11 @@ class Experiment:
     """Hashes of the contents on which results depend: of `data`, `partition`, and code outside feddbe."""
     sources: dict[str, StoredSource] = dataclasses.field(default_factory=dict)
     """Content of the user's files that define `model` and `method`."""
-    in_memory: str = ""
-    """Components passed as Python objects; the experiment cannot be rebuilt from its options."""
+    in_memory: frozenset[str] = frozenset()
+    """Components passed as Python objects (`data`, `model`, `method`).
+
+    With any of them, the experiment cannot be rebuilt from its options.
+    """
 
 
 def resolve(
@@ -87,7 +90,7 @@ def resolve_all(
     changed = [f.name for f in dataclasses.fields(options) if getattr(options, f.name) != f.default]
     all_origins = dict.fromkeys(changed, "given") | dict(origins or {})
     objects = {"data": dataset, "model": None if isinstance(model, str) else model}
-    in_memory = " and ".join(name for name, value in objects.items() if value is not None)
+    in_memory = frozenset(name for name, value in objects.items() if value is not None)
     federated = load_federated_data(options, dataset)
     common = _resolve_common(options, all_origins, federated, model, in_memory)
     return [_resolve_one(method, common) for method in parsed]
@@ -109,7 +112,7 @@ class _Common:
     majority_accuracy: float
     source: StoredSource | None
     """Content of the file that defines the model."""
-    in_memory: str
+    in_memory: frozenset[str]
 
     @property
     def model_name(self) -> str:
@@ -121,7 +124,7 @@ def _resolve_common(
     origins: dict[str, str],
     federated: FederatedData,
     model: ModelSource | None,
-    in_memory: str,
+    in_memory: frozenset[str],
 ) -> _Common:
     dataset, split, options = federated
     source = model or options.model or models.default_model(tuple(dataset.x.shape[1:]), dataset.num_words)
@@ -129,9 +132,9 @@ def _resolve_common(
         source = load_builder(source)
     builtin: ParsedName[Parameters] | None = None
     if isinstance(source, str):
-        builtin = models.parse_model(source, DefaultLayers(options.variant, "").part_settings())
+        builtin = models.parse_model(source, ResolvedDefaults(options.variant, "").part_settings())
     model_text = str(builtin) if builtin else "own"
-    defaults = DefaultLayers(options.variant, dataset.name, builtin.name if builtin else "own")
+    defaults = ResolvedDefaults(options.variant, dataset.name, builtin.name if builtin else "own")
     cut = options.cut or defaults["cut"]
     built = models.build_model(
         model_text if builtin else source,
@@ -183,7 +186,7 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     options = common.options
     task = common.task
     name = parsed.text
-    defaults = DefaultLayers(options.variant, task.dataset.name, common.model_name, parsed.base)
+    defaults = ResolvedDefaults(options.variant, task.dataset.name, common.model_name, parsed.base)
     parts = defaults.part_settings()
     if parts.get("mr", {}).get("init_epochs") == "epochs":
         parts["mr"]["init_epochs"] = options.local_epochs
@@ -210,7 +213,7 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
     identity |= methods.method_identity(method)
     identity |= common.content
     sources = {"model": common.source, "method": methods.stored_source(method)}
-    objects = [common.in_memory, "method" if methods.is_in_memory(method) else ""]
+    in_memory = common.in_memory | ({"method"} if methods.is_in_memory(method) else set())
     return Experiment(
         name=name,
         options=options,
@@ -223,7 +226,7 @@ def _resolve_one(parsed: MethodName, common: _Common) -> Experiment:
         settings=_settings(parsed, common, config, defaults),
         inputs=_hash_inputs(common.content, methods.method_identity(method)),
         sources={kind: source for kind, source in sources.items() if source},
-        in_memory=" and ".join(filter(None, objects)),
+        in_memory=in_memory,
     )
 
 
@@ -240,7 +243,7 @@ def _hash_inputs(content: Mapping[str, Any], method: Mapping[str, Any]) -> dict[
 
 
 def _settings(
-    parsed: MethodName, common: _Common, config: Mapping[str, Any], defaults: DefaultLayers
+    parsed: MethodName, common: _Common, config: Mapping[str, Any], defaults: ResolvedDefaults
 ) -> dict[str, Setting]:
     """Return each value with its origin: the user, or a layer of defaults."""
     from_data = f"data set {common.task.dataset.name}"

@@ -63,7 +63,7 @@ def find_newest(
                 on_message(f"skipped: {error}")
             continue
         run_hash = store.meta("config_hash")
-        begun = store.meta("begun")
+        begun = store.meta("begun") or ""
         store.close()
         for subfolder, config_hash in config_hashes.items():
             if run_hash == config_hash and subfolder in (".", run_folder.name):

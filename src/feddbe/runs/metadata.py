@@ -6,13 +6,13 @@ A file may come from anywhere. A document that fits its type can be used without
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
 from feddbe.config.options import Config
-from feddbe.results.document import Divergence
 
 Whole = Annotated[int, Meta(ge=-(2**62), le=2**62)]
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -22,7 +22,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 Setting = bool | Whole | Number | str | None
 
 
-class StoredSource(TypedDict):
+class SourceDocument(TypedDict):
     """A user's file by content."""
 
     sha256: str
@@ -36,6 +36,15 @@ class StoredNewClients(TypedDict):
     clients: Count
     epochs: Count
     adaptation: NotRequired[str]
+
+
+class StoredDivergence(TypedDict):
+    """The value that was not finite, see `results.document.Divergence`."""
+
+    round: Count
+    client: Count
+    what: str
+    value: Annotated[str, Meta(pattern=r"^-?(nan|inf|[0-9]+(\.[0-9]+)?(e[+-][0-9]+)?)$")]
 
 
 class StoredAnalysis(TypedDict):
@@ -112,7 +121,7 @@ _TYPES: dict[str, Any] = {
     "labels": list[list[Count]] | None,
     "keeps_best": bool,
     "begun": str,
-    "sources": dict[str, StoredSource],
+    "sources": dict[str, SourceDocument],
     "inputs": dict[str, str],
     "versions": dict[str, str],
     "machine": str,
@@ -121,7 +130,7 @@ _TYPES: dict[str, Any] = {
     "moment": str,
     "trainers": Texts,
     "peak_rss_mb": Number,
-    "diverged": Divergence,
+    "diverged": StoredDivergence,
     "new_clients": StoredNewClients,
     "analyses": dict[Annotated[str, Meta(pattern="^[0-9]+/[^/]+/.+$")], StoredAnalysis],
 }
@@ -148,3 +157,23 @@ def decode_document(key: str, text: str) -> Any:
     if key == "labels" and value and len({len(counts) for counts in value}) > 1:
         raise ValueError("its rows differ in length")
     return value
+
+
+def check_sizes(documents: Mapping[str, Any]) -> None:
+    """Raise an error if documents about the same clients or classes differ in number.
+
+    Args:
+        documents: All documents of a run by key, each of its type.
+
+    Raises:
+        ValueError: A document has more or fewer names than there are clients or classes.
+    """
+    labels = documents.get("labels")
+    names = documents.get("client_names")
+    divergence = documents.get("diverged")
+    if labels:
+        for key, count in {"client_names": len(labels), "label_names": len(labels[0])}.items():
+            if documents.get(key) and len(documents[key]) != count:
+                raise ValueError(f"{key}: got {len(documents[key])} names; expected {count}")
+    if divergence and names and divergence["client"] >= len(names):
+        raise ValueError(f"diverged: got client {divergence['client']}; expected less than {len(names)}")

@@ -52,8 +52,9 @@ MOMENTS = ("before", "adapted", "after")
 def describe_changes(store: RunStore, experiment: Experiment) -> str:
     """Return the differences between a stored run and an experiment as text.
 
-    Contents are compared only if all settings are equal, because the partition and the model follow from
-    them. Hyper-parameters are compared only for parts that both have.
+    Edited files are always named. Other contents are compared only if all settings are equal, because the
+    preprocessed data, the partition and the model follow from them. Hyper-parameters are compared only for
+    parts that both have.
     """
     before = identifying_settings(store.meta("config"))
     after = identifying_settings(experiment.config)
@@ -62,12 +63,14 @@ def describe_changes(store: RunStore, experiment: Experiment) -> str:
         for key, value in after.items()
         if before.get(key) != value and (key in before or key in experiment.config)
     ]
-    changes = changes or _describe_changed_content(store, experiment)
+    changes += _describe_changed_content(store, experiment, only_files=bool(changes))
     return "; ".join(changes) or "its data, its model or its method differ"
 
 
-def _describe_changed_content(store: RunStore, experiment: Experiment) -> list[str]:
-    """Return a text for each input whose content differs from that of the run."""
+def _describe_changed_content(
+    store: RunStore, experiment: Experiment, *, only_files: bool = False
+) -> list[str]:
+    """Return a text for each input, or each file with code, whose content differs from that of the run."""
     stored = store.meta("inputs") or {}
     changes = []
     kinds = sorted(
@@ -80,6 +83,8 @@ def _describe_changed_content(store: RunStore, experiment: Experiment) -> list[s
         hashes = f"sha256 {truncate(str(before))[:12]} in the run, {str(after)[:12]} now"
         subject = _describe_edited_file(kind, store, experiment)
         if not subject:
+            if only_files:
+                continue
             subject = f"the content of {kind} '{truncate(str(experiment.config[kind]))}' changed"
         changes.append(f"{subject} ({hashes})")
     return changes
@@ -100,7 +105,7 @@ def _describe_edited_file(kind: str, store: RunStore, experiment: Experiment) ->
 
 def package_versions(experiment: Experiment) -> dict[str, str]:
     """Return the versions of all packages on which results depend, including the method's package."""
-    packages = ["feddbe", "torch", "numpy", "scikit-learn", "safetensors", *backends.packages()]
+    packages = ["feddbe", "torch", "numpy", "scikit-learn", "safetensors", *backends.list_packages()]
     kind = experiment.task.dataset.preprocessing_spec.kind
     packages += {"table": ["pandas"], "texts": ["pandas"], "images": ["pillow"]}.get(kind, [])
     versions = {name: version(name) for name in packages}
@@ -257,7 +262,8 @@ class Checkpoint(ClientStates):
         with deterministic_section(), self.store.computing_with_states():
             for result in engine.run(tasks, self.broadcasts(), self):
                 if isinstance(result, MissingClient):
-                    raise FeddbeError(f"client {result.client} did not reply ({result.reason})")
+                    name = self.experiment.task.dataset.describe_client(result.client)
+                    raise FeddbeError(f"{name} did not reply ({result.reason})")
                 results.append(result)
                 if callback:
                     callback.on_client_end(len(results), len(tasks))
@@ -458,7 +464,7 @@ def analyze_under_each_model(
         representations = client_result.representations
         if compares_clients:
             known = {}
-        for view, view_results in results.items():
+        for view in split_progress(views):
             values = representations.get("/".join(view))
             if values is None:
                 raise InvalidInputError(
@@ -474,7 +480,7 @@ def analyze_under_each_model(
             result = known[key]
             if not compares_clients:
                 result = AnalysisResult(result.overall, {client_result.client: result.overall})
-            view_results.append(result)
+            results[view].append(result)
     return {
         view: registry.combine_client_results(analysis, view_results)
         for view, view_results in results.items()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import sqlite3
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
 from itertools import groupby
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -24,7 +26,7 @@ from filelock import FileLock, Timeout
 from feddbe.errors import CorruptRunError, FeddbeError, StoreError, one_line, truncate
 from feddbe.metrics.client_values import ALL, LAYER_SEPARATOR, Record
 from feddbe.results.document import RoundResult, build_round_result, run_id
-from feddbe.runs.metadata import REQUIRED, decode_document
+from feddbe.runs.metadata import REQUIRED, check_sizes, decode_document
 from feddbe.simulation.engines.base import ClientStates
 from feddbe.state import Receipt, State, check_stored_layout, decode, encode, nbytes, sha256
 
@@ -131,7 +133,7 @@ def _remove_files(path: Path, suffixes: Sequence[str]) -> None:
 
 
 @contextmanager
-def replace_file(folder: Path) -> Iterator[Path]:
+def creating_run_file(folder: Path) -> Iterator[Path]:
     """Yield the path at which to create the run's file; it is renamed when the block ends.
 
     A kill or a full disk leaves no incomplete run, and an existing file stays until then. Auxiliary files of
@@ -218,18 +220,19 @@ def corrupt_run_error(folder: Path, problem: str) -> CorruptRunError:
     return CorruptRunError(f"'{path}' is damaged ({problem}); restore it from a copy or start again")
 
 
-def check_meta(key: str, value: str, crc: int, folder: Path) -> None:
-    """Raise an error if a document has another checksum or does not fit its type."""
+def decode_meta(key: str, value: str, crc: int, folder: Path) -> Any:
+    """Return a document; raise an error if it has another checksum or does not fit its type."""
     problem = f"its metadata: {key}"
     if not isinstance(key, str) or not isinstance(value, str):
         raise corrupt_run_error(folder, problem)
     try:
         is_intact = checksum((key, value)) == crc
-        decode_document(key, value)
+        document = decode_document(key, value)
     except ValueError as error:
         raise corrupt_run_error(folder, f"{problem}: {error}") from None
     if not is_intact:
         raise corrupt_run_error(folder, problem)
+    return document
 
 
 def _is_valid(record: Record) -> bool:
@@ -264,12 +267,32 @@ def check_tables(db: sqlite3.Connection, folder: Path) -> None:
 def _find_cause(folder: Path) -> str:
     """Return why the system refuses to open or write the file; empty if unknown."""
     try:
-        with (folder / RUN_FILE).open("rb"):
+        with ExitStack() as files:
+            for _ in ("", *_AUXILIARY_FILES):  # as many files as SQLite opens
+                with suppress(FileNotFoundError):  # it is to be created
+                    files.enter_context((folder / RUN_FILE).open("rb"))
             if not os.statvfs(folder).f_bavail:
                 return os.strerror(errno.ENOSPC)
     except OSError as error:
         return error.strerror or ""
     return ""
+
+
+def _find_lock_cause(folder: Path) -> str:
+    """Return why the file is locked: SQLite reports a missing lock of the file system as a lock in use."""
+    with suppress(OSError), TemporaryFile(dir=folder) as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.strerror or str(error)
+    return "another process is writing this run"
+
+
+def is_environment_error(error: BaseException) -> bool:
+    """Return True if SQLite failed because of the machine, and not because of the file."""
+    # Python's own error, about invalid text, has no code
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+    return code & 0xFF in _ENVIRONMENT_ERRORS and code != sqlite3.SQLITE_IOERR_SHORT_READ
 
 
 @contextmanager
@@ -280,12 +303,11 @@ def translate_errors(folder: Path) -> Iterator[None]:
     except UnicodeDecodeError as error:  # from Python's sqlite3, which quotes a damaged schema
         raise corrupt_run_error(folder, "its tables") from error
     except sqlite3.Error as error:
-        # Python's own error, about invalid text, has no code
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-        if code & 0xFF not in _ENVIRONMENT_ERRORS or code == sqlite3.SQLITE_IOERR_SHORT_READ:
+        if not is_environment_error(error):
             raise corrupt_run_error(folder, str(error)) from error
+        code = error.sqlite_errorcode
         is_locked = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-        reason = "another process is writing this run" if is_locked else _find_cause(folder) or str(error)
+        reason = _find_lock_cause(folder) if is_locked else _find_cause(folder) or str(error)
         intact = "" if code & 0xFF == sqlite3.SQLITE_IOERR else "; what was there is intact"
         raise StoreError(f"cannot use the run in '{folder}': {reason}{intact}") from error
 
@@ -480,8 +502,7 @@ class RunStore(ClientStates):
         if row is None:
             return None
         value, crc = row
-        check_meta(key, value, crc, self.folder)
-        return decode_document(key, value)
+        return decode_meta(key, value, crc, self.folder)
 
     def set_meta(self, key: str, value: Any) -> None:
         """Write a document, which must fit its type: otherwise the run could not be opened again."""
@@ -494,8 +515,13 @@ class RunStore(ClientStates):
 
     def _verify_meta(self) -> None:
         """Verify all metadata, since a damaged key would never be read."""
+        documents = {}
         for key, value, crc in self._read("SELECT key, value, crc FROM meta"):
-            check_meta(key, value, crc, self.folder)
+            documents[key] = decode_meta(key, value, crc, self.folder)
+        try:
+            check_sizes(documents)
+        except ValueError as error:
+            raise corrupt_run_error(self.folder, f"its metadata: {error}") from None
 
     def check_last_round(self) -> None:
         """Verify that the last record is of the round of the server's state."""
@@ -713,7 +739,7 @@ class RunStore(ClientStates):
     @classmethod
     def build(cls, folder: Path, fill: Callable[[RunStore], None], *, large: bool) -> None:
         """Create the run's file with the content that `fill` writes."""
-        with replace_file(folder) as new, translate_errors(folder):
+        with creating_run_file(folder) as new, translate_errors(folder):
             # large pages halve the time in which large states are written
             store = cls(folder, connect(new, page_size=32768 if large else 4096))
             try:

@@ -197,7 +197,7 @@ class Preview(TypedDict):
     method: str
     config_hash: str
     settings: dict[str, dict[str, Any]]
-    """`value` of every option and hyper-parameter, and its origin as `from`."""
+    """`value` of every option and hyperparameter, and its origin as `from`."""
     remarks: list[str]
     """Notes, including the reason if a faster training backend was rejected."""
     trainers: list[str]

@@ -20,7 +20,7 @@ from feddbe.metrics.client_values import MetricsByMoment, MetricValues
 from feddbe.state import (
     State,
     add_prefix,
-    check_client_layout,
+    check_kept_state_layout,
     describe_layout,
     drop_keys,
     matches_pattern,
@@ -194,7 +194,7 @@ class _ClientSession:
         context = Context(task, client_task.round)
         message = drop_keys(received, [BUFFER])
         allowed = (MODEL,) if client_task.work == "prepare" else method.receives
-        _check_declared(method, "receive", undeclared_names(message, allowed, task.model))
+        _check_message_names(method, "receive", undeclared_names(message, allowed, task.model))
 
         if private is None and client_task.is_new_client:
             private = method.init_new_client(context, message)
@@ -246,9 +246,9 @@ class _ClientSession:
 
         # 2. Check: only declared names may leave the client or be kept.
         secrets = [name for name in upload if matches_pattern(name, method.secret)]
-        _check_declared(method, "send", secrets)
-        _check_declared(method, "send", undeclared_names(upload, method.sends, model))
-        _check_declared(method, "keep", undeclared_names(private, method.keeps, model))
+        _check_message_names(method, "send", secrets)
+        _check_message_names(method, "send", undeclared_names(upload, method.sends, model))
+        _check_message_names(method, "keep", undeclared_names(private, method.keeps, model))
 
         # 3. Evaluate the trained model.
         buffers = trainer.trained_buffers()
@@ -365,7 +365,8 @@ class _ClientSession:
 def _check_kept_state(task: Task, method: Method, client_task: ClientTask, private: State) -> None:
     """Raise an error if a stored state lacks an entry of the first one, or has other shapes or types."""
     expected = describe_layout(method.client_init(Context(task, client_task.round)))
-    check_client_layout(private, expected, method.base_name, client_task.client)
+    client = task.dataset.describe_client(client_task.client)
+    check_kept_state_layout(private, expected, method.base_name, client)
 
 
 class _GlobalPass(NamedTuple):
@@ -381,7 +382,7 @@ _last_global_pass: dict[str, _GlobalPass] = {}
 """The last pass of this process by moment. It saves work and does not change results."""
 
 
-def _check_declared(method: Method, verb: str, names: list[str]) -> None:
+def _check_message_names(method: Method, verb: str, names: list[str]) -> None:
     """Raise an error if there are undeclared names, before anything leaves the client."""
     if names:
         raise AssertionError(

@@ -36,7 +36,7 @@ from feddbe.state import (
     matches_pattern,
     weighted_mean,
 )
-from feddbe.training.task import Context
+from feddbe.training.task import Context, Task
 
 if TYPE_CHECKING:
     from feddbe.runs.experiment import Experiment
@@ -229,7 +229,7 @@ class RoundLoop:
                 results.append(result)
             self.callbacks.on_client_end(len(results) + len(missing), len(tasks))
         if missing:
-            require_enough_replies(tasks, missing, self.options.min_replies, self.method)
+            require_enough_replies(self.task, tasks, missing, self.options.min_replies, self.method)
         return sorted(results, key=lambda result: result.client), missing
 
     def _aggregate(self, context: Context, results: list[ClientResult]) -> State:
@@ -293,13 +293,18 @@ class RoundLoop:
 
 
 def require_enough_replies(
-    tasks: Sequence[ClientTask], missing: Sequence[MissingClient], min_replies: int | None, method: Method
+    task: Task,
+    tasks: Sequence[ClientTask],
+    missing: Sequence[MissingClient],
+    min_replies: int | None,
+    method: Method,
 ) -> None:
     """Check that the round can be completed without the missing clients.
 
     Clients that only evaluate are not counted in a round in which others work.
 
     Args:
+        task: The data, whose clients may have names.
         tasks: Tasks of the round.
         missing: Clients that did not reply, at least one.
         min_replies: Number of replies that completes a round; None: all.
@@ -308,14 +313,15 @@ def require_enough_replies(
     Raises:
         FeddbeError: Too few clients replied.
     """
-    working = {task.client for task in tasks if task.work != "none"}
-    expected = {task.client for task in tasks}
+    working = {client_task.client for client_task in tasks if client_task.work != "none"}
+    expected = {client_task.client for client_task in tasks}
     if min_replies and working:
         expected = working
     absent = expected & {client.client for client in missing}
     replied = len(expected) - len(absent)
     first = missing[0]
-    reason = f"client {first.client} did not reply in round {tasks[0].round} ({first.reason})"
+    name = task.dataset.describe_client(first.client)
+    reason = f"{name} did not reply in round {tasks[0].round} ({first.reason})"
     if method.needs_all_clients and absent & working:
         raise FeddbeError(f"{reason}; {method.base_name} needs all clients: {method.needs_all_clients}")
     if min_replies is None or replied < min(min_replies, len(expected)):

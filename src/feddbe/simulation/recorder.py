@@ -82,7 +82,7 @@ class Recorder:
         seconds: float,
     ) -> None:
         """Write the totals of a round, and note backends and memory."""
-        self._note_trainers(results)
+        self._record_backends(results)
         self._note_memory()
         totals = {"seconds": seconds, "missing": len(missing)}
         for name in ("bytes_up", "bytes_down"):
@@ -135,7 +135,7 @@ class Recorder:
         self.store.write_records(new)
         self._unreported += [record for record in new if record.client == ALL]
 
-    def _note_trainers(self, results: Sequence[ClientResult]) -> None:
+    def _record_backends(self, results: Sequence[ClientResult]) -> None:
         """Record which backends trained, and add a note if a faster one was rejected."""
         reasons = dict[str, str]()
         for result in results:

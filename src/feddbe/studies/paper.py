@@ -1,8 +1,8 @@
-"""The paper's tables and figures, each defined by a file in `experiments/` with its runs and settings.
+"""The paper's tables and figures, each defined by a file in `paper_tables/` with its runs and settings.
 
 A table consists of cells. The runs of a cell, one per trial, have the options of all experiments, of this
-experiment, of the column and of the row; later options replace earlier ones. `paper.json` has the paper's
-values.
+experiment, of the column and of the row; later options replace earlier ones. `paper_values.json` has the
+paper's values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from feddbe.errors import InvalidInputError, unknown_name
 from feddbe.results.document import Accuracy, AnalysisDocument, RunDocument, at_moment
@@ -30,9 +30,21 @@ NAMES = (
     "har", "convergence", "tsne", "distributions",
 )  # fmt: skip
 """Names of the experiments in the order of the paper."""
-_EXPERIMENTS_DIR = files("feddbe.studies") / "experiments"
+_TABLES_DIR = files("feddbe.studies") / "paper_tables"
 _TABLE_KEYS = {"title", "read", "against", "relative", "small", "method", "name"}
 """Keys of rows and columns that are not options of a run."""
+MAX_TRIALS = 1000
+
+
+class PaperRequest(TypedDict):
+    """Arguments of `load_study`, and the selected cells, as a study's record stores them."""
+
+    name: str
+    trials: int
+    rounds: int | None
+    data: str | None
+    small: bool
+    only: NotRequired[list[str]]
 
 
 class PaperValue(NamedTuple):
@@ -56,7 +68,7 @@ class PaperColumn:
     """A column of a table: options of its runs, and the value that is read from them."""
 
     key: str
-    """Name of the column in `paper.json`."""
+    """Name of the column in `paper_values.json`."""
     title: str
     read: str = "accuracy"
     """A key of `READINGS`, or `mdl@LAYER`."""
@@ -96,7 +108,7 @@ class PaperStudy:
     name: str
     title: str
     table: str
-    """Name of the table in `paper.json`; empty for a figure."""
+    """Name of the table in `paper_values.json`; empty for a figure."""
     figure: str
     """`curves`, `tsne` or `distributions`; empty for a table."""
     rows: tuple[PaperRow, ...]
@@ -140,13 +152,13 @@ def _matches(cell: TableCell, pattern: str) -> bool:
 @cache
 def load_settings() -> dict[str, Any]:
     """Return the settings that all experiments share."""
-    return tomllib.loads((_EXPERIMENTS_DIR / "settings.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((_TABLES_DIR / "settings.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def load_paper_values() -> dict[str, dict[str, dict[str, PaperValue]]]:
     """Return the paper's values by table, row and column."""
-    tables = json.loads((_EXPERIMENTS_DIR / "paper.json").read_text(encoding="utf-8"))
+    tables = json.loads((_TABLES_DIR / "paper_values.json").read_text(encoding="utf-8"))
     return {
         table: {
             row: {column: _parse_paper_value(value) for column, value in columns.items()}
@@ -174,9 +186,9 @@ def load_study(
     """
     if name not in NAMES:
         raise unknown_name("experiment", name, NAMES)
-    if trials < 1:
-        raise InvalidInputError(f"trials = {trials}; allowed: a whole number >= 1")
-    definition = tomllib.loads((_EXPERIMENTS_DIR / f"{name}.toml").read_text(encoding="utf-8"))
+    if not 1 <= trials <= MAX_TRIALS:
+        raise InvalidInputError(f"trials = {trials}; allowed: a whole number from 1 to {MAX_TRIALS}")
+    definition = tomllib.loads((_TABLES_DIR / f"{name}.toml").read_text(encoding="utf-8"))
     settings = load_settings()
     replacements: dict[str, Any] = {}
     if small:

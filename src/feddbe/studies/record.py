@@ -11,19 +11,24 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Annotated, Any, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 from feddbe.errors import InvalidInputError, StoreError, one_line, truncate
-from feddbe.paths import RUNS_DIR, expand_path
+from feddbe.paths import RUNS_DIR, expand_path, read_text_file
 from feddbe.reporting.build_tables import chosen_runs
 from feddbe.reporting.matplotlib_backend import replace_file
 from feddbe.results.document import RunDocument, follows_last_round, last_round, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.build_document import load_document
+from feddbe.runs.metadata import Count, Setting, Share, Whole
 from feddbe.runs.store import RunStore, make_folder
 
 RECORD_FILE = "study.json"
@@ -46,9 +51,26 @@ class StudyRun:
     folder: str
     """Path relative to the record's folder, with slashes."""
     config_hash: str
-    rounds: int
+    rounds: Count
     """Number of rounds to which the run is cut."""
-    patience: int | None = None
+    patience: Whole | None = None
+
+
+class StoredTrial(TypedDict):
+    """A trial of a search, see `studies.tune.Trial`."""
+
+    values: dict[str, Setting]
+    accuracy: Share | None
+    note: str
+
+
+class SearchResult(TypedDict):
+    """Result of a search, see `studies.tune.TuneResult`."""
+
+    space: dict[str, list[Setting]]
+    trials: Annotated[list[StoredTrial], Meta(min_length=1)]
+    published: dict[str, Setting]
+    is_fine_tuned: bool
 
 
 @dataclass(frozen=True)
@@ -57,20 +79,20 @@ class StudyRecord:
 
     name: str
     purpose: Purpose
-    methods: tuple[str, ...]
+    methods: Annotated[tuple[str, ...], Meta(min_length=1)]
     """Methods as the user wrote them."""
     options: Mapping[str, Any]
     """Options as the user wrote them; of a paper table, those of `feddbe reproduce`."""
-    seeds: tuple[int, ...]
-    partition_seeds: tuple[int, ...]
+    seeds: tuple[Whole, ...]
+    partition_seeds: tuple[Whole, ...]
     """Seeds of the partition; empty if the study does not vary it."""
     baseline: str
     """The method that others are compared with: the first one."""
-    validation: float | None
+    validation: Share | None
     """Share of the training data on which values or rounds were chosen; None if nothing was held out."""
     runs: tuple[StudyRun, ...]
     """Runs in the order of the table."""
-    result: Mapping[str, Any] | None = None
+    result: SearchResult | None = None
     """Result of a search; None for other studies, whose results are in their runs."""
     begun: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -107,45 +129,22 @@ class StudyRecord:
             StoreError: The text is not a record.
         """
         try:
-            values = json.loads(text)
-            runs = tuple(_read_run(run) for run in values["runs"])
-            return cls(
-                name=_require(str, values["name"]),
-                purpose=Purpose(values["purpose"]),
-                methods=tuple(_require(str, method) for method in values["methods"]),
-                options=_require(dict, values["options"]),
-                seeds=tuple(_require(int, seed) for seed in values["seeds"]),
-                partition_seeds=tuple(_require(int, seed) for seed in values["partition_seeds"]),
-                baseline=_require(str, values["baseline"]),
-                validation=_require(float | int | None, values["validation"]),
-                runs=runs,
-                result=_require(dict | None, values["result"]),
-                begun=_require(str, values["begun"]),
-            )
-        except (ValueError, TypeError, RecursionError) as error:
-            problem = one_line(error)
-        except KeyError as error:
-            problem = f"{error} is missing"
-        raise StoreError(
-            f"'{source}' is not a study's record ({truncate(problem)}); restore it, or repeat the command"
-        )
+            record = msgspec.json.decode(text, type=cls)
+            for run in record.runs:
+                _check_folder(run.folder)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(
+                f"'{source}' is not a study's record ({one_line(error)}); restore it, or remove it and "
+                "repeat the command"
+            ) from error
+        return record
 
 
-def _require(kind: Any, value: Any) -> Any:
-    """Return the value if it is of this type; JSON has no other way to say so."""
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"unexpected value {value!r}")
-    return value
-
-
-def _read_run(values: Mapping[str, Any]) -> StudyRun:
-    """Return a run; its folder must be in the record's folder or next to it."""
-    folder = PurePosixPath(_require(str, values["folder"]))
+def _check_folder(name: str) -> None:
+    """Raise an error unless a run's folder is in the record's folder or next to it."""
+    folder = PurePosixPath(name)
     if folder.is_absolute() or ".." in folder.parts[1:]:
-        raise ValueError(f"unexpected folder {str(folder)!r}")
-    config_hash = _require(str, values["config_hash"])
-    patience = _require(int | None, values["patience"])
-    return StudyRun(str(folder), config_hash, _require(int, values["rounds"]), patience)
+        raise ValueError(f"unexpected folder '{truncate(name)}'")
 
 
 def check_name(name: str) -> str:
@@ -157,7 +156,7 @@ def check_name(name: str) -> str:
     return name
 
 
-def describe_run(document: RunDocument) -> StudyRun:
+def as_study_run(document: RunDocument) -> StudyRun:
     """Return a run as part of a study that shows all rounds of the document; `folder` is its path."""
     config = document["config"]
     stored_rounds = document["rounds"][-1]["round"] if document["rounds"] else 0
@@ -225,9 +224,10 @@ def read_record(folder: Path) -> StudyRecord:
     """Return the record in a study's folder."""
     path = folder / RECORD_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text_file(path)
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"cannot read '{path}': {one_line(error)}") from error
+        reason = error.strerror if isinstance(error, OSError) else one_line(error)
+        raise StoreError(f"cannot read '{path}': {reason}") from error
     return StudyRecord.from_json(text, path)
 
 
@@ -244,7 +244,26 @@ def nested_studies(folder: Path) -> list[Path]:
 
 def _sort_key(path: Path) -> list[tuple[int, str]]:
     """Return a sort key by which sweep-10 comes after sweep-9."""
-    return [(int(word), "") if word.isdigit() else (-1, word) for word in re.split(r"(\d+)", path.name)]
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in re.split(r"(\d+)", path.name)]
+
+
+def all_studies() -> list[Path]:
+    """Return the folders of all studies below `runs/`."""
+    return [path.parent for path in sorted(RUNS_DIR.rglob(RECORD_FILE))]
+
+
+def runs_of_sweeps(root: Path) -> list[Path]:
+    """Return the folders below `root` of runs that only sweeps contain; a damaged record is skipped."""
+    in_sweep: dict[Path, bool] = {}
+    for path in root.rglob(RECORD_FILE):
+        with suppress(StoreError):
+            study = read_record(path.parent)
+            for run in study.runs:
+                folder = _run_folder(run, path.parent)
+                in_sweep[folder] = study.purpose is Purpose.SWEEP and in_sweep.get(folder, True)
+    return [
+        folder for folder, is_only_sweep in in_sweep.items() if is_only_sweep and folder.is_relative_to(root)
+    ]
 
 
 def find_studies(name: str) -> list[Path]:
@@ -259,10 +278,9 @@ def find_studies(name: str) -> list[Path]:
         studies = list_studies(folder)
         if studies or folder.is_dir():
             return studies
-    if not RUNS_DIR.is_dir() or not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         return []
-    studies = [path.parent for path in sorted(RUNS_DIR.rglob(RECORD_FILE))]
-    return [folder for folder in studies if _has_name(folder, name)]
+    return [folder for folder in all_studies() if _has_name(folder, name)]
 
 
 def _has_name(folder: Path, name: str) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from feddbe.callbacks.base import Callback
 from feddbe.callbacks.display import StudyBars
 from feddbe.config.options import Config
@@ -16,7 +18,7 @@ from feddbe.reporting.build_figures import analysis_figures, client_distribution
 from feddbe.reporting.matplotlib_backend import draw
 from feddbe.reporting.paper_table import MomentValue, PaperCell, PaperTable
 from feddbe.results.document import Extent, RunDocument, describe_moment, has_completed, run_extent
-from feddbe.results.seeds import counted_runs
+from feddbe.results.repetitions import counted_runs, one_test_sample
 from feddbe.results.statistics import (
     VERDICT_RULE,
     Comparison,
@@ -96,7 +98,7 @@ def _draw_distribution(path: Path, options: Mapping[str, Any]) -> Path | str:
 
 
 Plans = dict[RunSpec, PlannedRun]
-Trial = tuple[int, Extent]
+Repetition = tuple[int, Extent]
 """Seed and length of a run."""
 _INTEGER_READINGS = ("mdl", "iterations", "prbm")
 
@@ -151,11 +153,11 @@ def reopen_study(record: StudyRecord, folder: Path) -> PaperStudy:
     Raises:
         StoreError: The record does not name one.
     """
-    options = dict(record.options)
     try:
+        options: dict[str, Any] = {**msgspec.convert(dict(record.options), paper.PaperRequest)}
         only = options.pop("only", [])
         return paper.load_study(**options).select(only)
-    except (TypeError, InvalidInputError) as error:
+    except (TypeError, ValueError, InvalidInputError) as error:
         raise StoreError(f"'{folder}' does not name a table of the paper: {one_line(error)}") from error
 
 
@@ -256,7 +258,7 @@ def _moment_values(study: PaperStudy, cell: TableCell, plans: Plans) -> tuple[Mo
     return tuple(values)
 
 
-def _accuracies(cell: TableCell, moment: str, plans: Plans) -> dict[Trial, float]:
+def _accuracies(cell: TableCell, moment: str, plans: Plans) -> dict[Repetition, float]:
     """Return each trial's accuracy in percent: after local training, or as the paper reports it."""
     if moment != "after":
         return _read_values(cell.column.read, cell.run_specs, plans)
@@ -274,7 +276,7 @@ def _is_fedavg_of(other: TableCell, cell: TableCell) -> bool:
     return is_fedavg and other.column is cell.column and other is not cell
 
 
-def _values(cell: TableCell, plans: Plans) -> dict[Trial, float]:
+def _values(cell: TableCell, plans: Plans) -> dict[Repetition, float]:
     """Return the value of each trial; differences only for trials that both methods have."""
     column = cell.column
     ours = _read_values(column.read, cell.run_specs, plans)
@@ -287,7 +289,7 @@ def _values(cell: TableCell, plans: Plans) -> dict[Trial, float]:
     return {trial: 100 * difference / baseline[trial] for trial, difference in differences.items()}
 
 
-def _read_values(read: str, specs: Iterable[RunSpec], plans: Plans) -> dict[Trial, float]:
+def _read_values(read: str, specs: Iterable[RunSpec], plans: Plans) -> dict[Repetition, float]:
     """Return the values of the counted runs."""
     values = {}
     for seed, document in _counted_documents(specs, plans).items():
@@ -319,7 +321,7 @@ def _status(cell: TableCell, plans: Plans) -> str:
 
 
 def _deviations(
-    study: PaperStudy, cell: TableCell, plans: Plans, values: Mapping[Trial, float]
+    study: PaperStudy, cell: TableCell, plans: Plans, values: Mapping[Repetition, float]
 ) -> tuple[str, ...]:
     """Return the ways in which this value is not comparable with the published one."""
     specs = (*cell.run_specs, *cell.baseline_specs)
@@ -390,7 +392,7 @@ def _addon_gains(study: PaperStudy, plans: Plans) -> list[str]:
             gain = difference.format(sign=True)
             label = f"{cell.column.title}, {describe_moment(moment)}"
             names.append(f"{cell.row.name} against {base.row.name}, {label}: {gain}")
-            comparisons.append(Comparison(difference, on_test))
+            comparisons.append(Comparison(difference, on_test, one_sample=one_test_sample(documents)))
     names_by_verdict: dict[str, list[str]] = {}
     for name, verdict in zip(names, judge_comparisons(comparisons), strict=True):
         outcome = verdict.outcome or f"no verdict ({verdict.reason})"
@@ -432,14 +434,6 @@ def load_studies(
 def study_folder(*, small: bool) -> Path:
     """Return the default folder of the runs."""
     return RUNS_DIR / ("reproduce-small" if small else "reproduce")
-
-
-def describe_replacement(*, small: bool, data: str | None) -> str:
-    """Return the data, model and rounds that replace the published ones, or an empty text."""
-    if small:
-        settings = paper.load_settings()["small"]
-        return f"on {settings['data']} with model {settings['model']}, {settings['rounds']} rounds"
-    return f"on {data}" if data else ""
 
 
 def run_studies(studies: Sequence[PaperStudy], plans: Plans, bars: StudyBars) -> Plans:

@@ -22,8 +22,8 @@ from feddbe.studies.record import (
     Purpose,
     StudyRecord,
     StudyRun,
+    as_study_run,
     check_name,
-    describe_run,
     save_record,
 )
 from feddbe.studies.runner import PlannedRun, RunSpec, expand_grid
@@ -184,7 +184,7 @@ def record_comparison(raw: RawOptions, documents: Sequence[RunDocument]) -> Path
         partition_seeds=(),
         baseline=methods[0],
         validation=config.get("validation") or None,
-        runs=tuple(map(describe_run, documents)),
+        runs=tuple(map(as_study_run, documents)),
     )
     return save_record(record, root, name=raw.name)
 

@@ -10,7 +10,9 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,14 +22,21 @@ from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.config.options import Config, RunRequest
 from feddbe.config.parameters import format_value, parse_number_or_text
 from feddbe.data.split import Split
-from feddbe.errors import DivergenceError, InvalidInputError, StoreError, one_line, unknown_name
+from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError, StoreError, one_line, unknown_name
 from feddbe.paths import expand_path
 from feddbe.runs import folders, store
 from feddbe.runs.build_document import load_document
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
-from feddbe.studies.record import Purpose, StudyRecord, describe_run, save_record
+from feddbe.studies.record import (
+    RECORD_FILE,
+    Purpose,
+    SearchResult,
+    StudyRecord,
+    as_study_run,
+    save_record,
+)  # fmt: skip
 from feddbe.studies.runner import RunSpec
 
 if TYPE_CHECKING:
@@ -80,11 +89,14 @@ class TuneResult:
     def published_trial(self) -> Trial:
         return next(trial for trial in self.trials if trial.values == self.published)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> SearchResult:
         """Return the part of the result that is not in the runs, as JSON values."""
         return {
             "space": self.space,
-            "trials": [dataclasses.asdict(trial) for trial in self.trials],
+            "trials": [
+                {"values": trial.values, "accuracy": trial.accuracy, "note": trial.note}
+                for trial in self.trials
+            ],
             "published": self.published,
             "is_fine_tuned": self.is_fine_tuned,
         }
@@ -96,17 +108,27 @@ class TuneResult:
         Raises:
             StoreError: The record has no result of a search.
         """
-        try:
-            values = dict(record.result or {})
-            values["trials"] = [Trial(**trial) for trial in values["trials"]]
-            validation = record.validation or VALIDATION
-            return cls(
-                record.methods[0], folder=folder, options=record.options, validation=validation, **values
-            )
-        except (KeyError, TypeError) as error:
+        result = record.result
+        if result is None:
+            raise StoreError(f"'{folder}' has no result of a search; repeat the command")
+        trials = [Trial(**trial) for trial in result["trials"]]
+        tried = [trial.values for trial in trials]
+        if result["published"] not in tried or any(
+            values.keys() != result["space"].keys() for values in tried
+        ):
             raise StoreError(
-                f"'{folder}' has no result of a search ({one_line(error)}); repeat the command"
-            ) from error
+                f"'{folder / RECORD_FILE}' has trials that do not fit its search; repeat the command"
+            )
+        return cls(
+            record.methods[0],
+            result["space"],
+            trials,
+            result["published"],
+            folder,
+            record.options,
+            result["is_fine_tuned"],
+            record.validation or VALIDATION,
+        )
 
     def method_with(self, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return the method with these values in brackets, and the values that are options of a run."""
@@ -143,9 +165,11 @@ def tune(
     combinations = math.prod(map(len, search_space.values()))
     store.make_folder(folder)
     with store.exclusive(folder):
-        study = _open_study(optuna, folder, _identify(experiment, search_space), published)
+        with _reading_search(folder / _SEARCH_FILE):
+            study = _open_optuna_study(optuna, folder, _identify(experiment, search_space), published)
+            _check_trials(study, search_space)
         run_options = _run_options(options, experiment.task.split, folder)
-        search = _Search(optuna, study, experiment, run_options, search_space, folder, callback or Callback())
+        search = _Tuner(optuna, study, experiment, run_options, search_space, folder, callback or Callback())
         while len(search.finished()) < min(trials, combinations):
             search.run_trial()
         results = [search.summarize(trial) for trial in search.finished()]
@@ -169,13 +193,13 @@ def _save_record(result: TuneResult, request: RunRequest) -> None:
         partition_seeds=(),
         baseline=result.method,
         validation=result.validation,
-        runs=tuple(map(describe_run, runs)),
+        runs=tuple(map(as_study_run, runs)),
         result=result.to_json(),
     )
     save_record(record, result.folder)
 
 
-class _Search:
+class _Tuner:
     """A search in progress."""
 
     def __init__(
@@ -206,7 +230,7 @@ class _Search:
         errors: Mapping[Path, Exception] = {}
         try:
             if not planned.skip_reason:
-                errors = runner.run_missing([planned], _PruningStudy(self, trial))
+                errors = runner.run_missing([planned], _PruningStudyCallback(self, trial))
         except self.optuna.TrialPruned:
             self.study.tell(trial, state=self.optuna.trial.TrialState.PRUNED)
             return
@@ -248,10 +272,10 @@ class _Search:
         return Trial(values, trial.value, trial.user_attrs.get("note", ""))
 
 
-class _PruningStudy(StudyCallback):
+class _PruningStudyCallback(StudyCallback):
     """Study callback of a trial; its run can be pruned."""
 
-    def __init__(self, search: _Search, trial: OptunaTrial) -> None:
+    def __init__(self, search: _Tuner, trial: OptunaTrial) -> None:
         self.search = search
         self.trial = trial
 
@@ -262,7 +286,7 @@ class _PruningStudy(StudyCallback):
 class _PruningCallback(Callback):
     """Stops a run whose accuracy is below the median of the other trials at the same round."""
 
-    def __init__(self, search: _Search, trial: OptunaTrial) -> None:
+    def __init__(self, search: _Tuner, trial: OptunaTrial) -> None:
         self.search = search
         self.trial = trial
         self.last_reported = -1
@@ -295,7 +319,43 @@ def _identify(experiment: Experiment, space: Space) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _open_study(optuna: Any, folder: Path, name: str, published: Mapping[str, Any]) -> Study:
+@contextmanager
+def _reading_search(path: Path) -> Iterator[None]:
+    """Convert every error about Optuna's file, which may come from anywhere, into one line."""
+    try:
+        store.check_files(path)
+        if path.exists():
+            with closing(sqlite3.connect(path)) as db:  # a view could compute forever
+                if db.execute("SELECT 1 FROM sqlite_schema WHERE type IN ('view', 'trigger')").fetchone():
+                    raise ValueError("views or triggers")
+        yield
+    except (FeddbeError, MemoryError, OSError):
+        raise
+    except Exception as error:  # with a damaged file, SQLAlchemy and Optuna raise any exception
+        original = getattr(error, "orig", None) or error  # SQLAlchemy wraps errors of SQLite
+        if store.is_environment_error(original):
+            raise StoreError(
+                f"cannot use '{path}': {one_line(original)}; what was there is intact"
+            ) from error
+        raise StoreError(
+            f"'{path}' is not the file of a search ({type(error).__name__}: {one_line(error)}); remove it "
+            "and repeat the command, which uses the finished runs"
+        ) from error
+
+
+def _check_trials(study: Study, space: Space) -> None:
+    """Raise an error if a finished trial has values that are not searched, or an accuracy that is none."""
+    for trial in study.trials:
+        if trial.state.name in ("COMPLETE", "PRUNED"):
+            if any(trial.params[key] not in choices for key, choices in space.items()):
+                raise ValueError(f"values of trial {trial.number}")
+            if trial.state.name == "COMPLETE" and not 0 <= (trial.value or 0.0) <= 1:
+                raise ValueError(f"accuracy of trial {trial.number}")
+            if not isinstance(trial.user_attrs.get("note", ""), str):
+                raise ValueError(f"note of trial {trial.number}")
+
+
+def _open_optuna_study(optuna: Any, folder: Path, name: str, published: Mapping[str, Any]) -> Study:
     """Create or resume the search in this folder; the published values are the first trial."""
     storage = optuna.storages.RDBStorage(f"sqlite:///{folder / _SEARCH_FILE}")
     if any(stored_name != name for stored_name in optuna.get_all_study_names(storage)):
@@ -388,7 +448,7 @@ def _parse_item(item: str, known: Sequence[str]) -> tuple[str, list[Any]]:
     if not equals or not values:
         raise InvalidInputError(f"--space {item}: write it as --space kappa=1,5,50")
     if key not in known:
-        raise unknown_name("hyper-parameter", key, known)
+        raise unknown_name("hyperparameter", key, known)
     return key, values
 
 
@@ -401,6 +461,8 @@ def insert_values(method: str, values: Mapping[str, Any]) -> tuple[str, dict[str
         for part in methods.describe_methods()
     }
     for index, part in reversed(list(enumerate(parts))):  # an add-on takes precedence over the method
+        if part.lower() not in parameters:  # in a record that was edited
+            raise unknown_name("method", part, parameters)
         keys = [key for key in remaining if key in parameters[part.lower()]]
         texts = [f"{key}={format_value(remaining.pop(key))}" for key in keys]
         if texts:
@@ -415,4 +477,4 @@ def published_value(experiment: Experiment, key: str) -> Any:
     for options in reversed(experiment.config["method_options"].values()):
         if key in options:
             return options[key]
-    raise unknown_name("hyper-parameter", key, ())
+    raise unknown_name("hyperparameter", key, ())

@@ -49,7 +49,7 @@ class _FitState(NamedTuple):
     """None: plain SGD, implemented below."""
 
 
-def packages() -> list[str]:
+def list_packages() -> list[str]:
     """Return the packages that this backend needs: none."""
     return []
 
@@ -68,7 +68,7 @@ def unsupported_pass_reason(model: SplitModel, params: Mapping[str, Tensor]) -> 
     return ""
 
 
-def gradient(
+def compute_gradient(
     model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
     """Return the gradient of the cross-entropy on one batch."""
@@ -92,7 +92,7 @@ def proximal_steps(
     return StepsResult(params, total / steps.steps, statistics)
 
 
-def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
+def make_predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:
     """Return None: the model's own passes are torch's."""
 
 
@@ -168,7 +168,9 @@ def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) 
     model, (matrix, *bias) = plan.model, plan.model.linear_head.values()
     features = model.features(state.params, samples.x)
     with torch.no_grad():
-        z_g, prbm, weight = features.detach(), state.extras.get("prbm"), state.params[matrix]
+        z_g = features.detach()
+        prbm = state.extras.get("prbm")
+        weight = state.params[matrix]
         z = z_g if prbm is None else z_g + prbm
         logits = F.linear(z, weight, *(state.params[name] for name in bias))
         log_probabilities = F.log_softmax(logits, 1)
@@ -185,7 +187,7 @@ def _explicit_step(state: _FitState, plan: FitPlan, samples: Samples, key: int) 
         carries = state.carries
         for term in plan.terms:
             assert isinstance(term.apply, MeanRegularizer)
-            term_carry = term.apply.next(state.carries[1], z_g)
+            term_carry = term.apply.update_carry(state.carries[1], z_g)
             carries = [state.carries[0], term_carry]
             if "mean" in term.const:
                 features_grad += term.apply.mr_gradient(term_carry, term.const["mean"], size)

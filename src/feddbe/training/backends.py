@@ -40,7 +40,7 @@ class Backend(Protocol):
 
     PRIORITY: int
 
-    def packages(self) -> list[str]:
+    def list_packages(self) -> list[str]:
         """Return the installed packages, except torch, that its numbers depend on."""
 
     def warm_up_kernels(self, model: SplitModel, notify: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class Backend(Protocol):
     def unsupported_pass_reason(self, model: SplitModel, params: Mapping[str, Tensor]) -> str:
         """Return why it does not compute passes at these parameters; empty if it does."""
 
-    def gradient(
+    def compute_gradient(
         self,
         model: SplitModel,
         params: Mapping[str, Tensor],
@@ -70,7 +70,7 @@ class Backend(Protocol):
     ) -> StepsResult:
         """Return the result of these proximal steps on one batch, in training mode."""
 
-    def predictor(
+    def make_predictor(
         self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None
     ) -> Predictor | None:
         """Return forward passes at these parameters; None: the model's own."""
@@ -83,7 +83,7 @@ def all_backends() -> dict[str, Backend]:
     return dict(sorted(modules.items(), key=lambda item: item[1].PRIORITY))
 
 
-class TrainerSelection(NamedTuple):
+class BackendSelection(NamedTuple):
     """A selected backend, and why faster ones were rejected."""
 
     name: str
@@ -91,7 +91,7 @@ class TrainerSelection(NamedTuple):
     reason: str
 
 
-def _select(requested: str, unsupported_reason: Callable[[Backend], str]) -> TrainerSelection:
+def _select(requested: str, unsupported_reason: Callable[[Backend], str]) -> BackendSelection:
     """Return the first backend without a reason against it, or the requested one.
 
     Raises:
@@ -104,17 +104,17 @@ def _select(requested: str, unsupported_reason: Callable[[Backend], str]) -> Tra
         reason = unsupported_reason(backend)
         if not reason:
             reasons = "; ".join(f"not {other}: {why}" for other, why in rejected.items())
-            return TrainerSelection(name, backend, reasons)
+            return BackendSelection(name, backend, reasons)
         rejected[name] = reason
     raise InvalidInputError(f"trainer = {requested} does not support this: {rejected[requested]}; use auto")
 
 
-def select_trainer(plan: FitPlan, requested: str = "auto") -> TrainerSelection:
+def select_backend(plan: FitPlan, requested: str = "auto") -> BackendSelection:
     """Return the backend that trains this plan, and why faster ones were rejected."""
     return _select(requested, lambda backend: backend.unsupported_reason(plan))
 
 
-def describe_trainer(task: Task) -> dict[str, str]:
+def describe_backend(task: Task) -> dict[str, str]:
     """Return the backend that computes gradients for this task, and why faster ones were rejected."""
     model = task.model
     selection = _select(
@@ -133,11 +133,11 @@ def _select_for_passes(task: Task, params: Mapping[str, Tensor]) -> Backend:
     return last[1]
 
 
-def gradient(
+def compute_gradient(
     task: Task, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], samples: Samples
 ) -> Gradient:
     """Return the gradient of the cross-entropy at `params`, in training mode; 0 for what is frozen."""
-    return _select_for_passes(task, params).gradient(task.model, params, statistics, *samples)
+    return _select_for_passes(task, params).compute_gradient(task.model, params, statistics, *samples)
 
 
 def proximal_steps(
@@ -147,9 +147,9 @@ def proximal_steps(
     return _select_for_passes(task, params).proximal_steps(task.model, params, statistics, *samples, steps)
 
 
-def predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor | None:
+def make_predictor(task: Task, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor | None:
     """Return forward passes at these parameters; None: the model's own."""
-    return _select_for_passes(task, params).predictor(task.model, params, prbm)
+    return _select_for_passes(task, params).make_predictor(task.model, params, prbm)
 
 
 def warm_up_kernels(task: Task, notify: Callable[[str], None]) -> None:
@@ -159,6 +159,6 @@ def warm_up_kernels(task: Task, notify: Callable[[str], None]) -> None:
             backend.warm_up_kernels(task.model, notify)
 
 
-def packages() -> list[str]:
+def list_packages() -> list[str]:
     """Return the installed packages, except torch, that numbers depend on."""
-    return [name for backend in all_backends().values() for name in backend.packages()]
+    return [name for backend in all_backends().values() for name in backend.list_packages()]

@@ -82,11 +82,11 @@ class Batches:
         """Yield each epoch's inputs and labels in their order, and the batch size."""
         n = len(self.indices)
         size = min(self.size, n)
-        for order in self._orders(n):
+        for order in self._draw_orders(n):
             indices = torch.from_numpy(self.indices[order[: n // size * size]]).to(self.dataset.y.device)
             yield self.dataset.x.index_select(0, indices), self.dataset.y.index_select(0, indices), size
 
-    def _orders(self, n: int) -> list[npt.NDArray[np.int64]]:
+    def _draw_orders(self, n: int) -> list[npt.NDArray[np.int64]]:
         """Return the order of the client's n samples in each epoch."""
         if not self.is_shuffled:
             return [np.arange(n)] * self.epochs

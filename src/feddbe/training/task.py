@@ -46,14 +46,10 @@ class Optimizer:
         self, rates: Mapping[str, float], leaves: Mapping[str, Tensor], undecayed: Collection[str]
     ) -> torch.optim.Optimizer:
         """Return torch's optimizer of these tensors, each with its learning rate."""
-        groups = [
-            {
-                "params": [leaves[name]],
-                "lr": rate,
-                "weight_decay": 0.0 if name in undecayed else self.weight_decay,
-            }
-            for name, rate in rates.items()
-        ]
+        groups = []
+        for name, rate in rates.items():
+            weight_decay = 0.0 if name in undecayed else self.weight_decay
+            groups.append({"params": [leaves[name]], "lr": rate, "weight_decay": weight_decay})
         if self.name == "adam":
             return torch.optim.Adam(groups)
         return torch.optim.SGD(groups, lr=0.0, momentum=self.momentum)

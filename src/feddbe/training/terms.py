@@ -66,8 +66,10 @@ def gradient_by_autograd(
     with model.bind(work, updated, training=True):
         loss = F.cross_entropy(model.forward(work, x).logits, y)
         grads = torch.autograd.grad(loss, list(work.values()))
-    dense = {name: g.to_dense() for name, g in zip(work, grads, strict=True)}
-    gradients = {name: torch.zeros_like(g) if name in model.frozen else g for name, g in dense.items()}
+    gradients = {}
+    for name, grad in zip(work, grads, strict=True):
+        dense = grad.to_dense()
+        gradients[name] = torch.zeros_like(dense) if name in model.frozen else dense
     return Gradient(gradients, loss.detach(), updated)
 
 
@@ -147,19 +149,19 @@ class MeanRegularizer:
     factor: float = 0.0
     corrected: bool = False
 
-    def start(self, shape: tuple[int, ...]) -> State:
+    def init_carry(self, shape: tuple[int, ...]) -> State:
         """Return the carry before the first batch."""
         return _initial_carry(shape, torch.get_default_dtype(), torch.get_default_device())
 
     def __call__(self, context: TermContext, carry: State) -> tuple[Tensor | None, State]:
-        new = self.next(carry, context.batch.z_g)
+        new = self.update_carry(carry, context.batch.z_g)
         if "mean" not in context.const:
             return None, {name: t.detach() for name, t in new.items()}
         mean = self.mean_of(new) if self.corrected else new["r"]
         distance = F.mse_loss(mean, context.const["mean"])
         return self.factor * distance, {name: t.detach() for name, t in new.items()}
 
-    def next(self, carry: State, z_g: Tensor) -> State:
+    def update_carry(self, carry: State, z_g: Tensor) -> State:
         """Return r and its weight after a batch."""
         batch = z_g.mean(0)
         if self.mu == 1:  # equal and cheaper: many small steps add up
@@ -173,15 +175,15 @@ class MeanRegularizer:
 
     # Explicit formulas for backends that compute the step without autograd.
 
-    def weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
+    def total_weights(self, start: float, batches: int) -> npt.NDArray[np.floating[Any]]:
         """Return r's total weight after each batch: 1 - (1 - mu)^b (1 - start)."""
         return 1 - (1 - self.mu) ** np.arange(1, batches + 1) * (1 - start)
 
-    def slope(self, features: int, batch: int) -> float:
-        """Return the factor of dL/dz_g of a sample, which is slope / d (r / d - zbar)."""
+    def gradient_factor(self, features: int, batch: int) -> float:
+        """Return the factor of dL/dz_g of a sample, which is factor / d (r / d - zbar)."""
         return 2 * self.factor * self.mu / (features * batch)
 
     def mr_gradient(self, carry: State, mean: Tensor, batch: int) -> Tensor:
         """Return the gradient with respect to one sample's z_g, after the carry's batch."""
         divisor = float(carry["weight"]) if self.corrected and self.mu else 1.0
-        return (carry["r"] / divisor - mean) * (self.slope(mean.numel(), batch) / divisor)
+        return (carry["r"] / divisor - mean) * (self.gradient_factor(mean.numel(), batch) / divisor)

@@ -14,7 +14,7 @@ from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import Forward
 from feddbe.state import State
 from feddbe.training import backends
-from feddbe.training.backends import Predictor, select_trainer
+from feddbe.training.backends import Predictor, select_backend
 from feddbe.training.plan import Batches, FitPlan, Losses, Samples, iterate_batches
 from feddbe.training.task import Task
 from feddbe.training.terms import CROSS_ENTROPY, Term
@@ -50,7 +50,9 @@ class ClientTrainer:
     def __init__(
         self, task: Task, round_: int, client: int, buffers: Mapping[str, State] | None = None
     ) -> None:
-        self.task, self.round, self.client = task, round_, client
+        self.task = task
+        self.round = round_
+        self.client = client
         self.extras: dict[str, ExtraParameter] = {}
         self.losses: dict[str, tuple[float, int]] = {}
         """By track: sum of the loss over the samples trained on, and their number."""
@@ -92,7 +94,7 @@ class ClientTrainer:
         count = max(1, int(share * len(rows)))
         self.rows |= {"train": rows[:-count] if len(rows) > count else rows, "held_out": rows[-count:]}
 
-    def steps(self, epochs: int | None = None) -> int:
+    def count_steps(self, epochs: int | None = None) -> int:
         """Return the number of batches of a fit."""
         size = min(self.task.training.batch_size, self.samples)
         return (epochs or self.task.training.local_epochs) * (self.samples // size)
@@ -138,11 +140,11 @@ class ClientTrainer:
             epochs: Number of epochs; None: those of the run.
             batches: Number of batches that are passed to a step together.
         """
-        end = iterate_batches(step, carry, const, self.task.model, self._batches(epochs, batches))
+        end = iterate_batches(step, carry, const, self.task.model, self._make_batches(epochs, batches))
         losses = getattr(end, "losses", None)
         if losses:
             self._record_losses("shared", losses)
-        self.trainers |= backends.describe_trainer(self.task)
+        self.trainers |= backends.describe_backend(self.task)
         return end
 
     def fit(
@@ -177,27 +179,34 @@ class ClientTrainer:
             keep_statistics: If False, the track's BatchNorm statistics stay unchanged.
             plain: If True, terms of add-ons are omitted.
         """
-        model, rate = self.task.model, self.lr if lr is None else lr
-        names = [name for name in (params if trainable is None else trainable) if name not in model.frozen]
+        model = self.task.model
+        rate = self.lr if lr is None else lr
+        candidates = params if trainable is None else trainable
+        rates = {name: rate for name in candidates if name not in model.frozen}
+        for name, extra in self.extras.items():
+            rates[name] = rate if extra.lr is None else extra.lr
+        addon_terms = [] if plain else self._terms.get(track, [])
         statistics = self.buffers(track)
         if statistics and min(self.samples, self.task.training.batch_size) == 1:
             raise InvalidInputError(
                 f"{self.task.dataset.describe_client(self.client)} trains on one sample at a time, "
                 "too few for BatchNorm; merge clients, or choose a larger batch size"
             )
+        if not keep_statistics:
+            statistics = {name: buffer.clone() for name, buffer in statistics.items()}
         plan = FitPlan(
-            model,
-            dict(params),
-            {name: extra.value for name, extra in self.extras.items()},
-            dict.fromkeys(names, rate) | {n: rate if e.lr is None else e.lr for n, e in self.extras.items()},
-            loss,
-            (*terms, *([] if plain else self._terms.get(track, []))),
-            dict(correction or {}),
-            statistics if keep_statistics else {name: b.clone() for name, b in statistics.items()},
-            self._batches(epochs),
-            self.task.training.optimizer,
+            model=model,
+            params=dict(params),
+            extras={name: extra.value for name, extra in self.extras.items()},
+            rates=rates,
+            loss=loss,
+            terms=(*terms, *addon_terms),
+            correction=dict(correction or {}),
+            statistics=statistics,
+            batches=self._make_batches(epochs),
+            optimizer=self.task.training.optimizer,
         )
-        selection = select_trainer(plan, self.task.training.trainer)
+        selection = select_backend(plan, self.task.training.trainer)
         self.trainers[selection.name] = selection.reason
         result = selection.backend.train(plan)
         self._record_losses(track, result.losses)
@@ -240,23 +249,25 @@ class ClientTrainer:
         """
         model, dataset = self.task.model, self.task.dataset
         rows = self.indices(on)
-        if function is None and (predictor := backends.predictor(self.task, params, self.prbm)):
-            batches = (dataset.kernel_inputs(dataset.x.index_select(0, chunk)) for chunk in _chunks(rows))
+        if function is None and (predictor := backends.make_predictor(self.task, params, self.prbm)):
+            batches = (
+                dataset.kernel_inputs(dataset.x.index_select(0, chunk)) for chunk in _split_indices(rows)
+            )
             return _concatenate([predictor.logits(x) for x in batches]), dataset.y.index_select(0, rows)
         # Copies: the alignment of a decoded state is arbitrary, and the last bits of a product depend on it.
         work = {name: model.to_memory_format(p.detach()) for name, p in params.items()}
         buffers = self.buffers(track)  # outside of inference_mode, because a later fit updates them
-        self._predictor = backends.predictor(self.task, work, self.prbm)
+        self._predictor = backends.make_predictor(self.task, work, self.prbm)
         compute = function or (lambda p, x: self.forward(p, x).logits)
         try:
             with torch.inference_mode(), model.bind(work, buffers):
-                batches = (dataset.inputs(dataset.x[chunk]) for chunk in _chunks(rows))
+                batches = (dataset.inputs(dataset.x[chunk]) for chunk in _split_indices(rows))
                 parts = [compute(work, model.to_memory_format(x, copy=False)) for x in batches]
         finally:
             self._predictor = None
         return _concatenate(parts), dataset.y[rows]
 
-    def _batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
+    def _make_batches(self, epochs: int | None = None, batches: int = 1) -> Batches:
         training = self.task.training
         return Batches(
             self.task.dataset,
@@ -273,7 +284,7 @@ class ClientTrainer:
         self.losses[track] = float(losses.total), losses.samples
 
 
-def _chunks(rows: Tensor) -> Sequence[Tensor]:
+def _split_indices(rows: Tensor) -> Sequence[Tensor]:
     """Return the indices in chunks of one forward pass."""
     return [rows] if len(rows) <= PREDICT_BATCH else torch.split(rows, PREDICT_BATCH)
 

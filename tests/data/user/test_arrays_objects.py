@@ -92,5 +92,5 @@ def test_names_and_paths_are_not_objects() -> None:
 def test_run_stores_label_and_client_names(tmp_path: Path) -> None:
     run = feddbe.run("fedavg", data=(X, Y, CLIENTS), rounds=1, out=str(tmp_path / "run"), engine="serial")
     assert (run["label_names"], run["client_names"]) == (["no", "yes"], ["Bonn", "Ulm"])
-    assert feddbe.load(tmp_path / "run")["client_names"] == ["Bonn", "Ulm"]
+    assert feddbe.load_run(tmp_path / "run")["client_names"] == ["Bonn", "Ulm"]
     assert run["config"]["data"] == "arrays"

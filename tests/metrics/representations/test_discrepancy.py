@@ -52,7 +52,9 @@ def test_two_gaussians_have_their_analytic_values() -> None:
     s2 = result.bandwidth[0] ** 2
     expected = 2 * (s2 / (s2 + 2)) ** 1.5 * (1 - math.exp(-4 / (2 * (s2 + 2))))
     assert result.mmd2 == pytest.approx(np.full(2, expected), rel=0.1)
-    assert result.overall() == {name: pytest.approx(getattr(result, name).mean()) for name in result.METRICS}
+    assert result.mean_over_clients() == {
+        name: pytest.approx(getattr(result, name).mean()) for name in result.METRICS
+    }
 
 
 def test_mmd_and_bandwidth_by_hand() -> None:
@@ -118,7 +120,7 @@ def test_values_of_selected_clients_equal_those_among_all() -> None:
 
 def test_equal_distributions_have_chance_values() -> None:
     result = discrepancy(gaussians(np.zeros((4, 10)), 300))
-    assert abs(result.overall()["a_distance"]) < 0.15
+    assert abs(result.mean_over_clients()["a_distance"]) < 0.15
     assert np.abs(result.mmd2).max() < 0.005
     assert (result.mean_distance / result.mean_distance_chance).mean() == pytest.approx(1, abs=0.3)
     assert result.fisher_f1.max() < result.fisher_between_means.max() < 0.05
@@ -197,7 +199,7 @@ def test_values_depend_on_the_seed_only() -> None:
     assert first.a_distance_std.tolist() != other.a_distance_std.tolist()
 
 
-def test_constant_representations() -> None:
+def test_constant_representations_differ_by_their_means_only() -> None:
     """Rounded means do not count as a difference: a third of 0.1 + 0.1 + 0.1 is not 0.1."""
     same = discrepancy(make_points(np.full((9, 3), 0.1), [0] * 9, [0, 1, 1] * 3))
     assert [getattr(same, name).tolist() for name in Discrepancy.METRICS] == [[0, 0]] * 5

@@ -47,7 +47,7 @@ def test_selected_samples_do_not_depend_on_their_values() -> None:
 
 
 @pytest.mark.parametrize(("n", "width"), [(5, 2), (6, 300), (7, 1)])
-def test_few_samples(n: int, width: int) -> None:
+def test_few_samples_have_finite_coordinates(n: int, width: int) -> None:
     embedded = tsne(make_points(np.random.RandomState(0).standard_normal((n, width)), [0] * n))
     assert embedded.x.shape == (n, 2)
     assert np.isfinite(embedded.x).all()

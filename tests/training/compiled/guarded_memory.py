@@ -36,7 +36,7 @@ from tests.training.compiled.test_backend import NETWORKS, make_plan, mr  # noqa
 PAGE = mmap.PAGESIZE
 _mappings = list[mmap.mmap]()
 _libc = ctypes.CDLL(None, use_errno=True)
-_allocate, _reserve = allocate, Layout._reserve
+_allocate, _reserve = allocate, Layout._reserve_numbers
 
 
 def allocate_guarded(n: int, number: np.dtype[Any], *, last: bool) -> Array:
@@ -84,11 +84,11 @@ class Guards:
 
         self.original_init = original_init
         layout.allocate = lambda n, number: allocate_guarded(n, number, last=self.last)
-        Layout._reserve = reserve  # type: ignore[method-assign, assignment]
+        Layout._reserve_numbers = reserve  # type: ignore[method-assign, assignment]
         Layout.__init__ = init  # type: ignore[method-assign, assignment]
 
     def __exit__(self, *_: object) -> None:
-        layout.allocate, Layout._reserve = _allocate, _reserve  # type: ignore[method-assign]
+        layout.allocate, Layout._reserve_numbers = _allocate, _reserve  # type: ignore[method-assign]
         Layout.__init__ = self.original_init  # type: ignore[method-assign]
 
 
@@ -96,9 +96,9 @@ def compute_hashes(name: str) -> list[str]:
     """Return hashes of a gradient, of trained parameters and of predictions."""
     plan: FitPlan = make_plan(name, prbm=True, terms=[mr()])
     x, y = plan.batches.dataset.x, plan.batches.dataset.y
-    gradient = backend.gradient(plan.model, plan.params, {}, x[:10], y[:10]).gradients
+    gradient = backend.compute_gradient(plan.model, plan.params, {}, x[:10], y[:10]).gradients
     fitted = backend.train(plan)
-    predicted = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
+    predicted = backend.CompiledPredictor(plan.model, plan.params, plan.extras["prbm"])(x[:7])
     hidden = {"logits": predicted.logits, "z": predicted.z, "z_g": predicted.z_g}
     return [sha256(dict(gradient)), sha256(fitted.params | fitted.extras), sha256(hidden)]
 

@@ -25,8 +25,8 @@ from feddbe.errors import DivergenceError, InvalidInputError
 from feddbe.models.registry import cnn, cnn_small, har_cnn, mlp
 from feddbe.models.split_model import SplitModel
 from feddbe.training import autograd, backends
-from feddbe.training.backends import select_trainer
-from feddbe.training.compiled import backend, fits
+from feddbe.training.backends import select_backend
+from feddbe.training.compiled import backend, sgd
 from feddbe.training.compiled.network import find_network
 from feddbe.training.plan import Batches, FitPlan, FitResult, Samples
 from feddbe.training.task import Optimizer, Task, Training
@@ -131,7 +131,7 @@ def mr(mu: float = 0.3, *, corrected: bool = True, without_target: bool = False)
     def term(model: SplitModel, params: dict[str, Tensor]) -> Term:
         regularizer = MeanRegularizer(mu, 2.0, corrected)
         const = {} if without_target else {"mean": torch.randn(model.feature_shape)}
-        carry = regularizer.start(model.feature_shape)
+        carry = regularizer.init_carry(model.feature_shape)
         return Term(regularizer, const, carry | {"r": torch.randn(model.feature_shape)})
 
     return term
@@ -170,7 +170,7 @@ def test_prbm_and_mr_at_every_cut_of_every_network(name: str, cut: str) -> None:
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize(("samples", "batch"), [(1, 10), (8, 4), (7, 10)], ids=["1", "4", "7 of 10"])
-def test_batch_sizes(name: str, samples: int, batch: int) -> None:
+def test_every_batch_size_equals_autograd(name: str, samples: int, batch: int) -> None:
     assert_equals_autograd(make_plan(name, samples=samples, batch=batch))
 
 
@@ -249,7 +249,7 @@ def test_frozen_body_is_evaluated_once(
     assert len(passes[0]) == len(plan.batches.indices)
     assert_equals_autograd(dataclasses.replace(plan, batches=dataclasses.replace(plan.batches, epochs=1)))
     assert_equals_autograd(whole)
-    monkeypatch.setattr(fits, "MAX_BODY_FEATURES", 0)
+    monkeypatch.setattr(sgd, "MAX_BODY_FEATURES", 0)
     assert_equals_autograd(plan)
     assert len(passes) == 1
 
@@ -322,7 +322,7 @@ def test_first_of_equal_maxima_receives_the_gradient() -> None:
     x = torch.ones_like(plan.batches.dataset.x)
     x[:, :, 5:, 5:] = torch.randn_like(x[:, :, 5:, 5:])
     samples = Samples(x, plan.batches.dataset.y)
-    actual = backend.gradient(plan.model, plan.params, {}, *samples).gradients
+    actual = backend.compute_gradient(plan.model, plan.params, {}, *samples).gradients
     expected = gradient_by_autograd(plan.model, plan.params, {}, *samples).gradients
     for name, grad in expected.items():
         torch.testing.assert_close(actual[name], grad, atol=1e-6, rtol=1e-5)
@@ -334,7 +334,7 @@ def test_frozen_parameters_have_no_gradient() -> None:
     next(module.parameters()).requires_grad_(False)
     model = SplitModel(module, torch.zeros(1, *shape), onednn=False)
     x, y = torch.randn(4, *shape), torch.arange(4)
-    gradients = backend.gradient(model, model.parameters, {}, x, y).gradients
+    gradients = backend.compute_gradient(model, model.parameters, {}, x, y).gradients
     assert not gradients["conv1.0.weight"].any()
     assert gradients["conv1.0.bias"].any()
 
@@ -349,16 +349,16 @@ def test_predictions_equal_torch_and_are_independent_of_the_batch(name: str, cut
     """The number of samples is not a multiple of the batch size of predictions."""
     plan = make_plan(name, cut, prbm=True)
     x = torch.randn(backend.PREDICT_BATCH + 7, *plan.model.input_shape)
-    predicted = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x)
+    predicted = backend.CompiledPredictor(plan.model, plan.params, plan.extras["prbm"])(x)
     expected = plan.model.forward(plan.params, x, plan.extras["prbm"])
     for actual_tensor, expected_tensor in zip(predicted, expected, strict=True):
         torch.testing.assert_close(actual_tensor, expected_tensor.detach(), atol=2e-5, rtol=1e-4)
-    last_three = backend.Predictor(plan.model, plan.params, plan.extras["prbm"])(x[-3:])
+    last_three = backend.CompiledPredictor(plan.model, plan.params, plan.extras["prbm"])(x[-3:])
     assert torch.equal(last_three.logits, predicted.logits[-3:])
-    plain = backend.Predictor(plan.model, plan.params, None)(x)
+    plain = backend.CompiledPredictor(plan.model, plan.params, None)(x)
     torch.testing.assert_close(plain.logits, plan.model.forward(plan.params, x).logits.detach())
     assert torch.equal(plain.z, plain.z_g)
-    empty = backend.Predictor(plan.model, plan.params, None)(x[:0])
+    empty = backend.CompiledPredictor(plan.model, plan.params, None)(x[:0])
     assert empty.logits.shape == (0, 5)
 
 
@@ -368,7 +368,7 @@ def test_predictions_use_the_current_parameters() -> None:
     x, params = torch.randn(4, 1, 8, 8), {name: p.clone() for name, p in model.parameters.items()}
 
     def predict(params: dict[str, Tensor]) -> Tensor:
-        return backend.Predictor(model, params, None).logits(x)
+        return backend.CompiledPredictor(model, params, None).logits(x)
 
     first = predict(params)
     assert torch.equal(predict(params), first)
@@ -467,8 +467,8 @@ def test_unsupported_models_and_their_reasons(make_module: Callable[[], nn.Modul
     split = SplitModel(module, x[:1], onednn=False)
     assert re.search(reason, backend.unsupported_model(split))
     with pytest.raises(InvalidInputError, match=f"trainer = compiled does not support this: .*{reason}"):
-        backends.describe_trainer(make_task(split, x, "compiled"))
-    assert list(backends.describe_trainer(make_task(split, x, "auto"))) == ["autograd"]
+        backends.describe_backend(make_task(split, x, "compiled"))
+    assert list(backends.describe_backend(make_task(split, x, "auto"))) == ["autograd"]
 
 
 def make_task(model: SplitModel, x: Tensor, trainer: str) -> Task:
@@ -508,14 +508,14 @@ def test_unsupported_plans_and_their_reasons(
     change: Callable[[FitPlan], dict[str, Any]], reason: str
 ) -> None:
     plan = make_plan("perceptron")
-    assert select_trainer(plan)[::2] == ("compiled", "")
+    assert select_backend(plan)[::2] == ("compiled", "")
     other = dataclasses.replace(plan, **change(plan))
     assert reason in backend.unsupported_reason(other)
-    name, _, note = select_trainer(other)
+    name, _, note = select_backend(other)
     assert (name, note) == ("autograd", f"not compiled: {backend.unsupported_reason(other)}")
     with pytest.raises(InvalidInputError, match=f"trainer = compiled .*{reason}"):
-        select_trainer(other, "compiled")
-    assert select_trainer(plan, "autograd")[::2] == ("autograd", "")
+        select_backend(other, "compiled")
+    assert select_backend(plan, "autograd")[::2] == ("autograd", "")
 
 
 def test_nan_loss_is_an_error() -> None:
@@ -528,7 +528,7 @@ def test_nan_loss_is_an_error() -> None:
 
 def test_broken_compiler_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that differs from autograd's, or any error, selects autograd with a message."""
-    correct_gradient = backend.gradient
+    correct_gradient = backend.compute_gradient
     broken_gradients = [
         lambda *args: correct_gradient(*args)._replace(
             gradients={n: 1.01 * g for n, g in correct_gradient(*args).gradients.items()}
@@ -537,7 +537,7 @@ def test_broken_compiler_is_reported_and_not_used(monkeypatch: pytest.MonkeyPatc
     ]
     reasons = ("differs from autograd's", "division by zero")
     for broken_gradient, reason in zip(broken_gradients, reasons, strict=True):
-        monkeypatch.setattr(backend, "gradient", broken_gradient)
+        monkeypatch.setattr(backend, "compute_gradient", broken_gradient)
         plan, messages = make_plan("perceptron"), list[str]()
         backends.warm_up_kernels(make_task(plan.model, plan.batches.dataset.x, "auto"), messages.append)
         assert reason in backend.unsupported_reason(plan)

@@ -127,7 +127,7 @@ def test_fit_equals_autograd(monkeypatch: pytest.MonkeyPatch, cut: str, prepare:
 def test_running_mean_without_target_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The setup has no global mean yet."""
     regularizer = MeanRegularizer(0.3)
-    carry = regularizer.start((32,))
+    carry = regularizer.init_carry((32,))
     term = Term(regularizer, {}, carry)
     pair = fit_with_both_backends(
         monkeypatch, make_trainer, lambda trainer: trainer.fit(initial_parameters(trainer), terms=[term])

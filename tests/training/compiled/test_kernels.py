@@ -67,7 +67,7 @@ class Case(NamedTuple):
         return max(float((gradient[name] - g).norm() / g.norm()) for name, g in exact.items())
 
     def compiled(self) -> State:
-        return dict(backend.gradient(self.model, self.model.parameters, {}, self.x, self.y).gradients)
+        return dict(backend.compute_gradient(self.model, self.model.parameters, {}, self.x, self.y).gradients)
 
     def torch(self) -> State:
         return dict(gradient_by_autograd(self.model, self.model.parameters, {}, self.x, self.y).gradients)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from feddbe.errors import truncate
 from feddbe.metrics.representations.points import (
     Analysis,
     AnalysisColumn,
@@ -24,6 +26,25 @@ def confusion_matrix(points: Points, classes: int) -> Matrix:
     """Return the number of samples for each label (row) and prediction (column); `points` are logits."""
     predicted = points.x.argmax(1)
     return np.bincount(points.y * classes + predicted, minlength=classes**2).reshape(classes, classes)
+
+
+def check_values(values: Mapping[str, float | None], classes: int) -> None:
+    """Raise an error if stored values are not those of a matrix.
+
+    Args:
+        values: Values over all clients, from a file that may come from anywhere.
+        classes: Number of labels.
+
+    Raises:
+        ValueError: A key names no label, or a count is not one.
+    """
+    for key, value in values.items():
+        kind, *labels = key.split(":")
+        number = {"count": 2, "recall": 1}.get(kind, 0)
+        are_labels = all(re.fullmatch("[0-9]{1,9}", text) and int(text) < classes for text in labels)
+        is_count = kind != "count" or (value is not None and 0 <= value <= 2**53)
+        if len(labels) != number or not are_labels or not is_count:
+            raise ValueError(f"the value '{truncate(key)}'")
 
 
 def matrix_from_values(values: Mapping[str, float | None], classes: int) -> Matrix:

@@ -90,7 +90,7 @@ class Discrepancy:
     left_out: tuple[int, ...]
     """Clients with a single sample (or all but one): they are among the others, but have no values."""
 
-    def overall(self) -> dict[str, float]:
+    def mean_over_clients(self) -> dict[str, float]:
         """Return the plain mean over clients of each metric."""
         return {name: float(getattr(self, name).mean()) for name in self.METRICS}
 
@@ -308,7 +308,7 @@ class ClientMeans:
 
     def mean_distance(self, index: int) -> float:
         """Return |mean x - mean o| / spread of the client at `index`."""
-        return _ratio(self._length(index), self.spread, self.rounding)
+        return _divide(self._distance_of_means(index), self.spread, self.rounding)
 
     def mean_distance_chance(self, index: int) -> float:
         """Return the approximate `mean_distance` of equal distributions."""
@@ -325,7 +325,7 @@ class ClientMeans:
         o = np.concatenate([projection for other, projection in enumerate(projections) if other != index])
         variance = sum(float(side.var(ddof=min(1, len(side) - 1))) for side in (x, o))
         chance = (self.spread * self.mean_distance_chance(index)) ** 2
-        ratio = _ratio(self._length(index) ** 2, variance, self.rounding**2)
+        ratio = _divide(self._distance_of_means(index) ** 2, variance, self.rounding**2)
         return ratio, chance / variance if variance > 0 else 0.0
 
     def fisher_f1(self, index: int) -> tuple[float, float, float]:
@@ -365,19 +365,19 @@ class ClientMeans:
         pairs = zip(self.blocks, self.means, strict=True)
         return np.stack([((self.center_samples(block) - mean) ** 2).sum(axis=0) for block, mean in pairs])
 
-    def _length(self, index: int) -> float:
+    def _distance_of_means(self, index: int) -> float:
         """Return the distance of both means, 0 if it is a rounding error."""
         length = float(np.linalg.norm(self.means[index] - self.others[index]))
         return length if length > self.rounding else 0.0
 
     def _dimension_ratios(self, difference: Floats, variance: Floats) -> Floats:
-        """Return difference^2 / variance of each dimension, with 0 / 0 = 0 as in `_ratio`."""
+        """Return difference^2 / variance of each dimension, with 0 / 0 = 0 as in `_divide`."""
         squared = np.where(np.abs(difference) > self.rounding, difference**2, 0.0)
         constant = np.where(squared > 0, np.inf, 0.0)
         return np.divide(squared, variance, out=constant, where=variance > self.rounding**2)
 
 
-def _ratio(a: float, b: float, rounding: float) -> float:
+def _divide(a: float, b: float, rounding: float) -> float:
     """Return a / b, with 0 / 0 = 0, because equal representations do not differ."""
     if b > rounding:
         return a / b
@@ -393,7 +393,7 @@ def _compute(points: Points, classes: int, settings: Mapping[str, Any]) -> Analy
     clients: dict[int, AnalysisValues] = {}
     for index, client in enumerate(result.client):
         clients[int(client)] = {name: float(getattr(result, name)[index]) for name in _CLIENT_FIELDS}
-    return AnalysisResult({**result.overall()}, clients)
+    return AnalysisResult({**result.mean_over_clients()}, clients)
 
 
 DISCREPANCY = Analysis(

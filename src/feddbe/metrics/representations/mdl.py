@@ -164,8 +164,10 @@ class MDL:
 def training_sizes(training: int, count: int) -> list[int]:
     """Return `count` sizes from 10 to all training samples, in equal ratios, rounded up."""
     if training >= MIN_SIZE:
-        spaced = np.ceil(np.logspace(math.log10(MIN_SIZE), math.log10(training), count))
-        sizes: list[int] = np.minimum(spaced, training).astype(int).tolist()  # 10**log10(n) may exceed n
+        spaced_sizes = np.ceil(np.logspace(math.log10(MIN_SIZE), math.log10(training), count))
+        sizes: list[int] = (
+            np.minimum(spaced_sizes, training).astype(int).tolist()
+        )  # 10**log10(n) may exceed n
         if len(set(sizes)) == count:
             return sizes
     raise InvalidInputError(
@@ -208,14 +210,14 @@ def mdl(points: Points, *, classes: int | None = None, settings: Settings = FULL
             init_probes(widths, [_make_rng(settings, "weights", seed) for seed in range(settings.seeds)]),
             x, one_hot, torch.from_numpy(np.stack(orders)),
             steps=settings.steps, batch=settings.batch, lr=settings.lr, stop=stop,
-            on_step=lambda done: steps_done.update({size: done}),
+            on_step=lambda finished_steps: steps_done.update({size: finished_steps}),
         )  # fmt: skip
         return probes.nll(x[training:], labels[training:])
 
     def fraction_done() -> float:
         costs = {size: min(size, settings.batch) + STEP_COST for size in sizes}
-        done = sum(costs[size] * steps for size, steps in steps_done.items())
-        return done / (settings.steps * sum(costs.values()))
+        finished_cost = sum(costs[size] * steps for size, steps in steps_done.items())
+        return finished_cost / (settings.steps * sum(costs.values()))
 
     losses = map_parallel(train_size, sizes[::-1], fraction_done)[::-1]
     if not np.isfinite(losses).all():

@@ -100,9 +100,9 @@ def compute_analysis(
     common = set.intersection(*(set(values) for values in clients.values()))
     overall: AnalysisValues = {}
     for key in sorted(common):
-        defined = [value for values in clients.values() if (value := values[key]) is not None]
-        if defined:
-            overall[key] = float(np.mean(defined))
+        defined_values = [value for values in clients.values() if (value := values[key]) is not None]
+        if defined_values:
+            overall[key] = float(np.mean(defined_values))
     return AnalysisResult(overall, clients)
 
 
@@ -117,8 +117,8 @@ def combine_client_results(name: str, results: Sequence[AnalysisResult]) -> Anal
     clients = {client: values for result in results for client, values in result.clients.items()}
     overall: AnalysisValues = {}
     for key in results[0].overall:
-        defined = [value for values in clients.values() if (value := values[key]) is not None]
-        overall[key] = float(np.mean(defined)) if defined else None
+        defined_values = [value for values in clients.values() if (value := values[key]) is not None]
+        overall[key] = float(np.mean(defined_values)) if defined_values else None
     if not ANALYSES[name].compares_clients:
         values = [values[""] for values in clients.values()]
         overall["std"] = float(np.std(values, ddof=1)) if len(values) > 1 else None  # type: ignore[arg-type]

@@ -11,7 +11,9 @@ from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.points import Analysis, AnalysisResult, FigureKind, Points
 from feddbe.seeds import make_rng
 
-MIN_SAMPLES, PCA_DIMENSIONS, PERPLEXITY = 5, 50, 30
+MIN_SAMPLES = 5
+PCA_DIMENSIONS = 50
+PERPLEXITY = 30
 
 
 def tsne(points: Points, *, seed: int = 0, n: int = 2000) -> Points:

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from feddbe.reporting.figure import Axis, Bars, Bubbles, Curves, Dots, Figure, HeatMap, Panel, Scatter
-from feddbe.results.document import RunDocument, run_labels
-from feddbe.results.seeds import group_runs
+from feddbe.results.document import RunDocument, compared_result, run_labels
+from feddbe.results.repetitions import group_runs
 from feddbe.runs.build_document import build_document, client_accuracies
 from feddbe.runs.store import RunStore
 
@@ -40,8 +40,8 @@ class ReportRun:
 
     @cached_property
     def accuracies(self) -> dict[int, float]:
-        """Accuracy of each client in the best round."""
-        return client_accuracies(self.folder, self.document["best"])
+        """Accuracy of each client in the round by which methods are compared."""
+        return client_accuracies(self.folder, compared_result(self.document))
 
 
 @dataclass(frozen=True)

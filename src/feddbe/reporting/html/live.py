@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from feddbe.errors import InvalidInputError, StoreError, one_line
+from feddbe.errors import FeddbeError, InvalidInputError, StoreError, one_line
 from feddbe.reporting.html.blocks import ReportRun, ReportRuns, read_runs
 from feddbe.reporting.html.page import encode_json, page_content, render
 from feddbe.runs.store import RUN_FILE
@@ -65,6 +65,8 @@ def _create_server(list_folders: ListFolders, port: int) -> ThreadingHTTPServer:
 
 class _QuietServer(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
+    """Connections that wait to be accepted; others retry after a second."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore browsers that close a connection early."""
@@ -83,7 +85,10 @@ class _LiveContent:
     def get(self) -> dict[str, Any]:
         """Return the current content."""
         with self._lock:
-            folders = list(self._list_folders())
+            try:
+                folders = list(self._list_folders())
+            except FeddbeError as error:
+                return page_content(ReportRuns.from_runs([]), [str(error)])
             versions: list[object] = [_file_version(folder) for folder in folders]
             if versions != self._versions:
                 self._content = _build_content(folders)

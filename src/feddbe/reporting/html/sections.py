@@ -69,10 +69,11 @@ _EXECUTION_OPTIONS = ("method", "engine", "worker_timeout", "out", "resume", "js
 
 
 def summary_section(runs: ReportRuns) -> list[Block]:
-    """Return a table of all runs, and another over seeds if an experiment has several."""
-    blocks = [to_page_block(results_table(runs.documents, runs.names), "runs", has_filter=True)]
+    """Return a table over seeds if an experiment has several, and a table of all runs."""
+    blocks = []
     if has_repetitions(runs.documents):
         blocks.append(to_page_block(seeds_table(runs.documents), "seeds"))
+    blocks.append(to_page_block(results_table(runs.documents, runs.names), "runs", has_filter=True))
     commands = []
     for run, name in zip(runs.runs, runs.names, strict=True):
         command = rerun_command(run)
@@ -109,7 +110,7 @@ def clients_section(runs: ReportRuns) -> list[Block]:
         return []
     caption = "Test accuracy of each client, of the model that it deploys; blank: not evaluated."
     block = figure_block(Figure("heat", "", panels, caption))
-    commands = joint_command(runs, "fairness", "by client, best round")
+    commands = joint_command(runs, "fairness", "by client")
     return section("clients", "Clients over rounds", [block], commands)
 
 
@@ -126,7 +127,7 @@ def _heat_map(run: ReportRun, name: str, max_rounds: int) -> HeatMap | None:
     client_count = (config.get("clients") or 0) - (config.get("new_clients") or 0)
     notes = []
     if len(evaluated) < client_count:
-        notes.append(f"the {len(evaluated):,} clients that were evaluated in the best round")
+        notes.append(f"the {len(evaluated):,} clients that were evaluated in the compared round")
     if len(clients) < len(evaluated):
         notes.append(f"{len(clients)} of {len(evaluated):,} clients, evenly by number")
     if step > 1:
@@ -135,7 +136,7 @@ def _heat_map(run: ReportRun, name: str, max_rounds: int) -> HeatMap | None:
 
 
 def fairness_section(runs: ReportRuns) -> list[Block]:
-    """Return the spread of accuracies in the best round, and the comparison with baselines by client."""
+    """Return the spread of accuracies in the compared round, and the comparison with baselines by client."""
     evaluated = [run for run in runs.runs if run.accuracies]
     if not evaluated:
         return []

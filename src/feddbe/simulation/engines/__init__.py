@@ -2,8 +2,8 @@
 
 from feddbe.simulation.client import MissingClient
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine, TimeoutPolicy
-from feddbe.simulation.engines.pool import Pool
-from feddbe.simulation.engines.registry import ENGINES, Serial, create_engine, find_engine
+from feddbe.simulation.engines.pool import PoolEngine
+from feddbe.simulation.engines.registry import ENGINES, SerialEngine, create_engine, find_engine
 from feddbe.state import Receipt
 
 __all__ = [
@@ -12,9 +12,9 @@ __all__ = [
     "ClientStates",
     "Engine",
     "MissingClient",
-    "Pool",
+    "PoolEngine",
     "Receipt",
-    "Serial",
+    "SerialEngine",
     "TimeoutPolicy",
     "create_engine",
     "find_engine",

@@ -132,11 +132,16 @@ class EngineConfig(Parameters):
         raise NotImplementedError
 
 
-def worker_died_error(client_task: ClientTask, timeouts: TimeoutPolicy) -> FeddbeError:
+def describe_client_task(task: Task, client_task: ClientTask) -> str:
+    """Return a client, by its name if it has one, and the round, for messages."""
+    return f"{task.dataset.describe_client(client_task.client)} in round {client_task.round}"
+
+
+def worker_died_error(task: Task, client_task: ClientTask, timeouts: TimeoutPolicy) -> FeddbeError:
     """Return the error for a task that was started `MAX_ATTEMPTS` times."""
     or_timeout = " or time" if timeouts.timeout else ""
     return FeddbeError(
-        f"client {client_task.client} in round {client_task.round}: its worker died {MAX_ATTEMPTS} times "
+        f"{describe_client_task(task, client_task)}: its worker died {MAX_ATTEMPTS} times "
         f"(out of memory{or_timeout}? try --engine serial)"
     )
 

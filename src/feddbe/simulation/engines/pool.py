@@ -40,6 +40,7 @@ from feddbe.simulation.engines.base import (
     EngineConfig,
     TimeoutPolicy,
     as_portable,
+    describe_client_task,
     worker_died_error,
 )
 from feddbe.state import State, as_bytes, decode, encode
@@ -81,7 +82,7 @@ class _BusyWorker(NamedTuple):
     tasks: list[ClientTask]
 
 
-class Pool:
+class PoolEngine:
     """Engine with `workers` processes; the longest tasks are sent first, so that all workers end together."""
 
     def __init__(
@@ -176,7 +177,7 @@ class Pool:
         group = queue.pop(worker.cached_states)
         for client_task in group:
             if queue.attempts[client_task.client] > MAX_ATTEMPTS:
-                raise worker_died_error(client_task, self.timeouts)
+                raise worker_died_error(self.task, client_task, self.timeouts)
         return group
 
     def _warning_delay(self) -> float:
@@ -198,14 +199,22 @@ class Pool:
             elif not worker.is_reported and seconds >= self._warning_delay():
                 worker.is_reported = True
                 limit = "--worker-timeout sets a limit" if timeout is None else f"at most {timeout:g} s"
-                self.timeouts.warn(f"waiting for {_describe(worker, tasks)} for {seconds:.0f} s; {limit}")
+                waiting = f"waiting for {self._describe(worker, tasks)} for {seconds:.0f} s"
+                self.timeouts.warn(f"{waiting}; {limit}")
         return overdue
+
+    def _describe(self, worker: _Worker, tasks: list[ClientTask]) -> str:
+        """Return the clients that a worker trains, for messages."""
+        first, *others = tasks
+        name = self.task.dataset.describe_client(first.client)
+        more = f" and {len(others)} more" if others else ""
+        return f"{name}{more} in round {first.round} (worker {worker.process.pid})"
 
     def _warn_if_timed_out(self, worker: _Worker, tasks: list[ClientTask], error: Exception) -> None:
         """Warn the user if the error is a `BlockingIOError`, the timeout in the middle of a message."""
         if isinstance(error, BlockingIOError):
             seconds = time.monotonic() - worker.started
-            client = _describe(worker, tasks)
+            client = self._describe(worker, tasks)
             self.timeouts.warn(f"{client} did not reply for {seconds:.0f} s and is run again")
 
     def _seconds_to_wait(self, busy: Iterable[_BusyWorker]) -> float | None:
@@ -284,8 +293,10 @@ class PoolConfig(EngineConfig):
     def processes(self) -> int:
         return self.workers or available_cores()
 
-    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Pool:
-        return Pool(task, method, min(self.processes(), task.split.clients), timeouts)
+    def create(
+        self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
+    ) -> PoolEngine:
+        return PoolEngine(task, method, min(self.processes(), task.split.clients), timeouts)
 
 
 def available_cores() -> int:
@@ -300,12 +311,6 @@ def _state_payload(worker: _Worker, client: int, states: ClientStates) -> dict[s
         return {CACHED_KEY: b""}
     state = states.read(client)
     return {} if state is None else {STATE_KEY: state}
-
-
-def _describe(worker: _Worker, tasks: list[ClientTask]) -> str:
-    first, *others = tasks
-    more = f" and {len(others)} more" if others else ""
-    return f"client {first.client}{more} in round {first.round} (worker {worker.process.pid})"
 
 
 def _make_inherited_buffer() -> int:
@@ -412,7 +417,7 @@ def _run_tasks(
         except FeddbeError as error:
             return error, []
         except Exception as error:
-            where = f"in client {client_task.client}, round {client_task.round}"
+            where = describe_client_task(task, client_task)
             error.add_note(f"{where}:\n{traceback.format_exc()}")
             return as_portable(error), []
     return results, payloads

@@ -47,6 +47,7 @@ from feddbe.simulation.engines.base import (
     EngineConfig,
     TimeoutPolicy,
     as_portable,
+    describe_client_task,
     worker_died_error,
 )
 from feddbe.simulation.engines.pool import available_cores, task_cost
@@ -103,7 +104,7 @@ class _WorkerCache:
 _cache = _WorkerCache()
 
 
-class RayTasks:
+class RayEngine:
     """Engine on the connected Ray cluster; the longest tasks are submitted first."""
 
     def __init__(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> None:
@@ -134,7 +135,7 @@ class RayTasks:
                     client_task = queue.popleft()
                     attempts[client_task.client] += 1
                     if attempts[client_task.client] > MAX_ATTEMPTS:
-                        raise worker_died_error(client_task, self.timeouts)
+                        raise worker_died_error(self.task, client_task, self.timeouts)
                     reference = self._submit(client_task, shared, messages, states)
                     busy[reference] = _SubmittedTask(client_task)
 
@@ -215,7 +216,7 @@ class RayTasks:
             if submitted.started is None:
                 submitted.started = current_time
             seconds = current_time - submitted.started
-            client = f"client {submitted.client_task.client} in round {submitted.client_task.round}"
+            client = describe_client_task(self.task, submitted.client_task)
             if seconds >= limit:
                 self.timeouts.warn(f"{client} did not reply for {seconds:.0f} s and is run again")
                 self._ray.cancel(reference, force=True)
@@ -255,9 +256,9 @@ class RayConfig(EngineConfig):
 
     def create(
         self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
-    ) -> RayTasks:
+    ) -> RayEngine:
         connect(self.address, self.processes())
-        return RayTasks(task, method, timeouts)
+        return RayEngine(task, method, timeouts)
 
 
 def _import_ray() -> Any:
@@ -391,7 +392,7 @@ def _run_task(
     except FeddbeError as error:
         return pickle.dumps(error), None, None
     except Exception as error:
-        where = f"in client {client_task.client}, round {client_task.round}"
+        where = f"client {client_task.client} in round {client_task.round}"
         error.add_note(f"{where}:\n{traceback.format_exc()}")
         return pickle.dumps(as_portable(error)), None, None
 

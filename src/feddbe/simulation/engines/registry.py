@@ -25,7 +25,7 @@ from feddbe.training import backends
 from feddbe.training.task import Task, find_device
 
 
-class Serial:
+class SerialEngine:
     """Engine in this process; the others must produce the same bits."""
 
     def __init__(self, task: Task, method: Method) -> None:
@@ -53,8 +53,10 @@ class SerialConfig(EngineConfig):
 
     name: ClassVar[str] = "serial"
 
-    def create(self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY) -> Serial:
-        return Serial(task, method)
+    def create(
+        self, task: Task, method: Method, timeouts: TimeoutPolicy = DEFAULT_TIMEOUT_POLICY
+    ) -> SerialEngine:
+        return SerialEngine(task, method)
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def create_engine(
             raise InvalidInputError(
                 f"engine = {spec}; device {device} allows one process: expected serial or auto"
             )
-        return Serial(task.to(device), method)
+        return SerialEngine(task.to(device), method)
     backends.warm_up_kernels(task, timeouts.warn)
     keep_freed_memory()
     return config.create(task, method, timeouts)

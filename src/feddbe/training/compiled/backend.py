@@ -88,7 +88,9 @@ def read_layers(model: SplitModel) -> LayerStack:
     is_closed = True  # the last step cannot be extended
     for index, (layer, layer_names) in enumerate(layers):
         if index == len(body):
-            cut, cut_shape, is_closed = len(steps), shape, True
+            cut = len(steps)
+            cut_shape = shape
+            is_closed = True
         if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
             shape = (math.prod(shape),)
             start = start if steps else shape
@@ -106,7 +108,7 @@ def read_layers(model: SplitModel) -> LayerStack:
 
 def _start_step(layer: nn.Module, names: Mapping[str, str], shape: Shape, *, is_first: bool) -> LayerStep:
     if type(layer) is nn.Conv2d and len(shape) == 3:
-        return _convolution(layer, names, shape)
+        return _build_convolution(layer, names, shape)
     if type(layer) is nn.Linear and len(shape) == 1:
         return LayerStep("linear", names, shape, (layer.out_features,))
     if type(layer) is MeanEmbedding and is_first:
@@ -117,12 +119,12 @@ def _start_step(layer: nn.Module, names: Mapping[str, str], shape: Shape, *, is_
         return LayerStep("pool", {}, shape, shape, relu=True)
     if [*layer.children()]:
         raise UnsupportedLayerError(f"the model is not a sequence of layers ({type(layer).__name__})")
-    known = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.Flatten, MeanEmbedding)
-    where = f" on inputs of shape {shape}" if type(layer) in known else ""
+    supported_types = (nn.Conv2d, nn.Linear, nn.MaxPool2d, nn.Flatten, MeanEmbedding)
+    where = f" on inputs of shape {shape}" if type(layer) in supported_types else ""
     raise UnsupportedLayerError(f"the model has a {type(layer).__name__}{where}")
 
 
-def _convolution(layer: nn.Conv2d, names: Mapping[str, str], shape: Shape) -> LayerStep:
+def _build_convolution(layer: nn.Conv2d, names: Mapping[str, str], shape: Shape) -> LayerStep:
     if (layer.stride, layer.dilation, layer.groups, layer.padding_mode) != ((1, 1), (1, 1), 1, "zeros"):
         raise UnsupportedLayerError(
             "a Conv2d has a stride, dilation, groups or a padding mode other than zeros"
@@ -149,16 +151,16 @@ def _add_pooling(step: LayerStep, window: tuple[int, int]) -> LayerStep:
 
 
 def _pooling_window(layer: nn.MaxPool2d) -> tuple[int, int]:
-    rows, columns = _pair(layer.kernel_size)
-    has_default_form = _pair(layer.dilation) == (1, 1) and not layer.ceil_mode and not layer.return_indices
-    is_disjoint = _pair(layer.stride) == (rows, columns) and _pair(layer.padding) == (0, 0)
+    rows, columns = _as_pair(layer.kernel_size)
+    has_default_form = _as_pair(layer.dilation) == (1, 1) and not layer.ceil_mode and not layer.return_indices
+    is_disjoint = _as_pair(layer.stride) == (rows, columns) and _as_pair(layer.padding) == (0, 0)
 
     if not (is_disjoint and has_default_form) or rows * columns > 255:
         raise UnsupportedLayerError("a MaxPool2d has windows that overlap, have padding or are large")
     return rows, columns
 
 
-def _pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
+def _as_pair(value: int | tuple[int, ...]) -> tuple[int, ...]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
@@ -171,7 +173,7 @@ MESSAGE_DELAY = 3.0
 """Seconds of compilation after which a message is shown at a terminal."""
 
 
-def packages() -> list[str]:
+def list_packages() -> list[str]:
     """Return the packages that this backend needs and that are installed."""
     return ["numba"] if _has_numba() else []
 
@@ -200,7 +202,7 @@ def unsupported_reason(plan: FitPlan) -> str:
     reason = unsupported_model(plan.model)
     if reason:
         return reason
-    from feddbe.training.compiled.fits import COMPILED, find_autograd_terms, needs_autograd
+    from feddbe.training.compiled.sgd import COMPILED, find_autograd_terms, needs_autograd
 
     compiled_terms = [type(term.apply) for term in plan.terms if type(term.apply) in COMPILED]
     has_duplicates = len(set(compiled_terms)) < len(compiled_terms)
@@ -266,8 +268,8 @@ def _compare_with_autograd(model: SplitModel, stack: LayerStack) -> str:
         x = torch.randn(shape, generator=generator, dtype=first.dtype)
     y = torch.arange(len(x)) % model.classes
     try:
-        actual = gradient(model, model.parameters, {}, x, y).gradients
-        actual["logits"] = Predictor(model, model.parameters, None)(x).logits
+        actual = compute_gradient(model, model.parameters, {}, x, y).gradients
+        actual["logits"] = CompiledPredictor(model, model.parameters, None)(x).logits
     except Exception as error:  # from numba, LLVM or the system
         return f"numba does not work on this machine ({one_line(error)})"
     expected = gradient_by_autograd(model, model.parameters, model.buffers, x, y).gradients
@@ -299,49 +301,48 @@ def _layer_stack(model: SplitModel) -> LayerStack:
 
 def train(plan: FitPlan) -> FitResult:
     """Execute the plan."""
-    from feddbe.training.compiled import fits
+    from feddbe.training.compiled import sgd
 
     stack = _layer_stack(plan.model)
-    features = _body_features(plan) if fits.is_body_frozen(plan, stack) else None
-    return fits.train(plan, stack, features)
+    features = _body_features(plan) if sgd.is_body_frozen(plan, stack) else None
+    return sgd.train(plan, stack, features)
 
 
 def _body_features(plan: FitPlan) -> Dataset:
     """Return the outputs of the body for the samples of a plan."""
     dataset, rows = plan.batches.dataset, torch.from_numpy(plan.batches.indices)
-    body = Predictor(plan.model, plan.params, None)
+    body = CompiledPredictor(plan.model, plan.params, None)
     parts = [
         body(dataset.kernel_inputs(dataset.x.index_select(0, chunk))).z_g for chunk in torch.split(rows, 1024)
     ]
     return Dataset(dataset.name, torch.cat(parts), dataset.y.index_select(0, rows), dataset.classes)
 
 
-def gradient(
+def compute_gradient(
     model: SplitModel, params: Mapping[str, Tensor], statistics: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
     """Return the gradient of the cross-entropy; 0 for frozen parameters."""
-    from feddbe.training.compiled import fits
+    from feddbe.training.compiled import sgd
 
-    return fits.gradient(model, _layer_stack(model), params, x, y)._replace(statistics=dict(statistics))
+    gradient = sgd.compute_gradient(model, _layer_stack(model), params, x, y)
+    return gradient._replace(statistics=dict(statistics))
 
 
 def proximal_steps(
     model: SplitModel, params: State, statistics: State, x: Tensor, y: Tensor, steps: ProximalSteps
 ) -> StepsResult:
     """Return the result of these proximal steps on one batch."""
-    from feddbe.training.compiled import fits
+    from feddbe.training.compiled import sgd
 
-    return fits.proximal_steps(model, _layer_stack(model), params, x, y, steps)._replace(
-        statistics=statistics
-    )
+    return sgd.proximal_steps(model, _layer_stack(model), params, x, y, steps)._replace(statistics=statistics)
 
 
-def predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> Predictor:
+def make_predictor(model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> CompiledPredictor:
     """Return a predictor with these parameters."""
-    return Predictor(model, params, prbm)
+    return CompiledPredictor(model, params, prbm)
 
 
-class Predictor:
+class CompiledPredictor:
     """Forward passes at fixed parameters and a fixed vector of PRBM."""
 
     def __init__(self, model: SplitModel, params: Mapping[str, Tensor], prbm: Tensor | None) -> None:

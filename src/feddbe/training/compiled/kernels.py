@@ -44,9 +44,17 @@ from feddbe.training.compiled.tiles import (
 @kernel_helper
 def conv_forward(arrays: Arrays, step: Record, size: int) -> None:
     """Compute the outputs of a convolution."""
-    numbers, table, block = arrays.numbers, arrays.table, arrays.block
-    n, window, rows, run, windows = step.outputs, step.window, step.rows, step.run, size * step.windows
-    source, row, transposed = step.input, step.row, step.transposed
+    numbers = arrays.numbers
+    table = arrays.table
+    block = arrays.block
+    n = step.outputs
+    window = step.window
+    rows = step.rows
+    run = step.run
+    windows = size * step.windows
+    source = step.input
+    row = step.row
+    transposed = step.transposed
     group_windows = step.group_size // window
     for g in range(0, windows, group_windows):
         first = step.input_offsets + g * window
@@ -75,9 +83,16 @@ def _add_rows(
     arrays: Arrays, out: int, o_row: int, first: int, n: int, source: int, s_row: int, rows: int, vectors: int
 ) -> None:
     """Add the sum of n listed rows, each times its value, to `rows` rows of `vectors` vectors at `out`."""
-    m, values, row_offsets = arrays.numbers, arrays.values, arrays.row_offsets
+    m = arrays.numbers
+    values = arrays.values
+    row_offsets = arrays.row_offsets
     while vectors > 0:
-        v = vectors if vectors <= 10 else (vectors + 1) // 2 if vectors <= 20 else 10
+        if vectors > 20:
+            v = 10
+        elif vectors > 10:
+            v = (vectors + 1) // 2
+        else:
+            v = vectors
         if v == 10:
             add_scaled_rows(
                 m, out, o_row, LANES, values, row_offsets, first, n, m, source, s_row, LANES, rows, 10
@@ -105,21 +120,26 @@ def _add_rows(
             add_scaled_rows(
                 m, out, o_row, LANES, values, row_offsets, first, n, m, source, s_row, LANES, rows, 1
             )
-        out, source, vectors = out + v * LANES, source + v * LANES, vectors - v
+        out = out + v * LANES
+        source = source + v * LANES
+        vectors = vectors - v
 
 
 @kernel_helper
 def conv_input_grad(arrays: Arrays, step: Record, size: int) -> None:
     """Compute the gradient of the input: each pooled position adds its weights times its gradient."""
-    numbers, table, values, row_offsets, counts = (
-        arrays.numbers,
-        arrays.table,
-        arrays.values,
-        arrays.row_offsets,
-        arrays.counts,
-    )
-    n, window, rows, run = step.outputs, step.window, step.rows, step.padded_run
-    windows, shift, lists = size * step.windows, step.output_grad - step.output, step.window + 1
+    numbers = arrays.numbers
+    table = arrays.table
+    values = arrays.values
+    row_offsets = arrays.row_offsets
+    counts = arrays.counts
+    n = step.outputs
+    window = step.window
+    rows = step.rows
+    run = step.padded_run
+    windows = size * step.windows
+    shift = step.output_grad - step.output
+    lists = step.window + 1
     counts[: windows * lists] = 0
     for w in range(windows):
         grad, argmax = get(table, step.output_offsets + w) + shift, step.argmax + w * n
@@ -143,8 +163,15 @@ def conv_input_grad(arrays: Arrays, step: Record, size: int) -> None:
 @kernel_helper
 def conv_weight_grad(arrays: Arrays, step: Record, size: int) -> None:
     """Compute the gradient of a convolution's weights."""
-    numbers, table, values, row_offsets = arrays.numbers, arrays.table, arrays.values, arrays.row_offsets
-    n, window, rows, run, windows = step.outputs, step.window, step.rows, step.padded_run, step.windows
+    numbers = arrays.numbers
+    table = arrays.table
+    values = arrays.values
+    row_offsets = arrays.row_offsets
+    n = step.outputs
+    window = step.window
+    rows = step.rows
+    run = step.padded_run
+    windows = step.windows
     shift, zero = step.output_grad - step.output, numbers.dtype.type(0)
     numbers[step.weight_grad : step.weight_grad + n * rows * run] = 0
     numbers[step.bias_grad : step.bias_grad + n] = 0
@@ -165,7 +192,9 @@ def conv_weight_grad(arrays: Arrays, step: Record, size: int) -> None:
             put(numbers, step.bias_grad + c, get(numbers, step.bias_grad + c) + total)
             if count > 0:
                 out = step.weight_grad + c * rows * run
-                m, source, row = numbers, step.input, step.row
+                m = numbers
+                source = step.input
+                row = step.row
                 if run == LANES and rows == 5:
                     add_scaled_rows(m, out, 0, LANES, values, row_offsets, 0, count, m, source, 0, row, 1, 5)
                 elif run == LANES and rows == 3:
@@ -200,7 +229,9 @@ def conv_transpose_weights(numbers: Array, step: Record) -> None:
 @kernel_helper
 def linear_forward(numbers: Array, step: Record, rows: int) -> None:
     """Compute the outputs of a linear layer."""
-    k, n, zero = step.inputs, step.outputs, numbers.dtype.type(0)
+    k = step.inputs
+    n = step.outputs
+    zero = numbers.dtype.type(0)
     for j in range(0, n, DOT_COLUMNS):
         for i in range(0, rows, ROWS):
             dot_products(
@@ -223,7 +254,9 @@ def linear_forward(numbers: Array, step: Record, rows: int) -> None:
 def linear_backward(arrays: Arrays, step: Record, rows: int, net: Record) -> None:
     """Compute the gradient of the input, if needed, and update the weights, in one pass over them."""
     numbers, scaled = arrays.numbers, arrays.values
-    k, n, rate = step.inputs, step.outputs, numbers.dtype.type(step.weight_rate)
+    k = step.inputs
+    n = step.outputs
+    rate = numbers.dtype.type(step.weight_rate)
     if step.relu:
         _relu_backward(numbers, step.output, step.output_grad, rows * n)
     if step.needs_input_grad:
@@ -249,9 +282,14 @@ def linear_backward(arrays: Arrays, step: Record, rows: int, net: Record) -> Non
 @kernel_helper
 def _input_grad(numbers: Array, table: Array, step: Record, rows: int, j: int) -> None:
     """Add the contribution of eight outputs from `j` on to the gradient of the input."""
-    m, k, n, grad = numbers, step.inputs, step.outputs, step.input_grad
+    m = numbers
+    k = step.inputs
+    n = step.outputs
+    grad = step.input_grad
     for i in range(0, rows, ROWS):
-        column, source, weight = 0, step.output_grad + i * n + j, step.weight + j * k
+        column = 0
+        source = step.output_grad + i * n + j
+        weight = step.weight + j * k
         while column + TILE_VECTORS * LANES <= k:
             multiply_tile(
                 m, grad + i * k + column, k, m, table, step.row_offsets, source, 0, 1, m, weight + column, k,
@@ -269,8 +307,12 @@ def _input_grad(numbers: Array, table: Array, step: Record, rows: int, j: int) -
 @kernel_helper
 def _weight_update(arrays: Arrays, step: Record, rows: int, target: int, j: int) -> None:
     """Update the weights of four outputs from `j` on."""
-    numbers, table, consecutive = arrays.numbers, arrays.table, step.row_offsets + ROWS
-    k, n, column = step.inputs, step.outputs, 0
+    numbers = arrays.numbers
+    table = arrays.table
+    consecutive = step.row_offsets + ROWS
+    k = step.inputs
+    n = step.outputs
+    column = 0
     while column + TILE_VECTORS * LANES <= k:
         multiply_tile(
             numbers, target + column, k, arrays.values, table, consecutive, j, 0, n, numbers, step.input +
@@ -295,7 +337,9 @@ def _relu_backward(numbers: Array, result: int, grad: int, n: int) -> None:
 @kernel_helper
 def pool_forward(arrays: Arrays, step: Record, size: int) -> None:
     """Apply pooling and ReLU; a window of one position is ReLU alone."""
-    numbers, table, block = arrays.numbers, arrays.table, arrays.block
+    numbers = arrays.numbers
+    table = arrays.table
+    block = arrays.block
     n, window = step.outputs, step.window
     for w in range(size * step.windows):
         for i in range(window):
@@ -312,7 +356,9 @@ def pool_forward(arrays: Arrays, step: Record, size: int) -> None:
 def pool_backward(arrays: Arrays, step: Record, size: int) -> None:
     """Compute the input gradient of a max pooling layer."""
     numbers, table = arrays.numbers, arrays.table
-    n, window, shift = step.outputs, step.window, step.output_grad - step.output
+    n = step.outputs
+    window = step.window
+    shift = step.output_grad - step.output
     numbers[step.input_grad : step.input_grad + size * step.size] = 0
     for w in range(size * step.windows):
         grad, argmax = get(table, step.output_offsets + w) + shift, step.argmax + w * n
@@ -345,12 +391,10 @@ def words_backward(arrays: Arrays, step: Record, texts: Array, first: int, net: 
 
     `counts[word]` - `first` is the index of the word's sum; values below `first` are from earlier batches.
     """
-    numbers, positions, distinct_words, sums = (
-        arrays.numbers,
-        arrays.counts,
-        arrays.row_offsets,
-        arrays.values,
-    )
+    numbers = arrays.numbers
+    positions = arrays.counts
+    distinct_words = arrays.row_offsets
+    sums = arrays.values
     n, count = step.outputs, 0
     target = begin_update(numbers, step.weight, step.inputs * n, step.weight_decay, net)
     for i in range(len(texts)):
@@ -408,7 +452,9 @@ def add_prbm_and_update_mean(numbers: Array, net: Record, size: int) -> None:
     """Compute z = z_g + prbm, and r <- (1 - mu) r + mu mean of z_g."""
     n, mu = net.z_size, numbers.dtype.type(net.mu)
     rest, share = numbers.dtype.type(1 - net.mu), numbers.dtype.type(1 / size)
-    sums, prbm, r = net.sums, net.prbm, net.running_mean  # read once, not after every write
+    sums = net.sums
+    prbm = net.prbm
+    r = net.running_mean  # read once, not after every write
     numbers[sums : sums + n] = 0
     for i in range(size):
         z_g, z = net.z_g + i * n, net.z + i * n

@@ -134,12 +134,16 @@ class Layout:
         with_cut: bool,
         momentum: bool,
     ) -> None:
-        self.stack, self.size, self.rows = stack, size, round_up(size, ROWS)
+        self.stack = stack
+        self.size = size
+        self.rows = round_up(size, ROWS)
         self.layouts = boundary_layouts(stack)
         self.parts: dict[str, ArrayView] = {}
         self.steps, self.nets = np.zeros(len(stack.steps), STEP), np.zeros(1, NET)
         self.net: Record = self.nets[0]
-        self._end, self._table, self._table_length = PADDING, list[Array](), 0
+        self._end = PADDING
+        self._table = list[Array]()
+        self._table_length = 0
         self._max_sizes = {"argmax": 0, "block": 0, "list": 0, "counts": 0}
         for step, record, frame in zip(stack.steps, self.steps, self.layouts, strict=False):
             self._lay_out_parameters(step, record, frame, words)
@@ -185,7 +189,7 @@ class Layout:
         self.net["first_layer"] = max(0, min(needed) - 1)
         self.steps["needs_input_grad"] = np.arange(len(self.steps)) >= min(needed)
 
-    def _reserve(self, n: int) -> int:
+    def _reserve_numbers(self, n: int) -> int:
         start = self._end
         self._end += round_up(n, 16) + PADDING
         return start
@@ -197,7 +201,7 @@ class Layout:
         self._table_length += self._table[-1].size
         return start
 
-    def _require(self, **sizes: int) -> None:
+    def _raise_max_sizes(self, **sizes: int) -> None:
         for name, size in sizes.items():
             self._max_sizes[name] = max(self._max_sizes[name], size)
 
@@ -207,20 +211,30 @@ class Layout:
         if step.kind == "conv":
             (kh, kw), run = step.kernel, step.kernel[1] * stored
             padded = round_up(run, LANES)
-            record["rows"], record["run"], record["padded_run"] = kh, run, padded
+            record["rows"] = kh
+            record["run"] = run
+            record["padded_run"] = padded
             shape = (step.output_shape[0], frame.channels, kh, kw)
-            weight = ArrayView(self._reserve(outputs * kh * padded), shape, (kh * padded, 1, padded, stored))
+            weight = ArrayView(
+                self._reserve_numbers(outputs * kh * padded), shape, (kh * padded, 1, padded, stored)
+            )
         elif step.kind == "linear":
             record["inputs"] = frame.size
             shape = (step.output_shape[0], frame.channels, frame.height, frame.width)
-            weight = ArrayView(self._reserve(outputs * frame.size), shape, (frame.size, 1, frame.row, stored))
+            weight = ArrayView(
+                self._reserve_numbers(outputs * frame.size), shape, (frame.size, 1, frame.row, stored)
+            )
         elif step.kind == "words":
             record["inputs"] = words
-            weight = ArrayView(self._reserve(words * outputs), (words, step.output_shape[0]), (outputs, 1))
+            weight = ArrayView(
+                self._reserve_numbers(words * outputs), (words, step.output_shape[0]), (outputs, 1)
+            )
         else:
             outputs = stored if len(step.output_shape) == 3 else frame.size
-        record["kind"], record["relu"], record["outputs"] = KINDS[step.kind], step.relu, outputs
-        record["bias"] = self._reserve(outputs)
+        record["kind"] = KINDS[step.kind]
+        record["relu"] = step.relu
+        record["outputs"] = outputs
+        record["bias"] = self._reserve_numbers(outputs)
         if weight:
             record["weight"] = weight.offset
             self.parts[step.names["weight"]] = weight
@@ -228,12 +242,14 @@ class Layout:
             self.parts[step.names["bias"]] = ArrayView(int(record["bias"]), step.output_shape[:1], (1,))
 
     def _lay_out_activations(self, *, with_cut: bool) -> None:
-        sources, inputs, grads = [], [], []
+        sources = []
+        inputs = []
+        grads = []
         for boundary, frame in enumerate(self.layouts):
-            inputs.append(self._reserve(self.rows * frame.size))
-            grads.append(self._reserve(self.rows * frame.size))
+            inputs.append(self._reserve_numbers(self.rows * frame.size))
+            grads.append(self._reserve_numbers(self.rows * frame.size))
             is_cut = with_cut and boundary == self.stack.cut
-            sources.append(self._reserve(self.rows * frame.size) if is_cut else inputs[-1])
+            sources.append(self._reserve_numbers(self.rows * frame.size) if is_cut else inputs[-1])
         for i, (step, record) in enumerate(zip(self.stack.steps, self.steps, strict=True)):
             record["input"], record["input_grad"] = inputs[i], grads[i]
             record["output"], record["output_grad"] = sources[i + 1], grads[i + 1]
@@ -246,16 +262,20 @@ class Layout:
         if with_cut:
             cut = self.stack.cut
             self.net["cut"], self.net["z_size"] = cut, self.layouts[cut].size
-            self.net["z_g"], self.net["z"], self.net["z_grad"] = sources[cut], inputs[cut], grads[cut]
+            self.net["z_g"] = sources[cut]
+            self.net["z"] = inputs[cut]
+            self.net["z_grad"] = grads[cut]
             for name in ("prbm", "prbm_step", "running_mean", "global_mean", "feature_mask", "sums"):
-                self.net[name] = self._reserve(self.layouts[cut].size)
-            self.extra_z_grad = self._reserve(self.rows * self.layouts[cut].size)
+                self.net[name] = self._reserve_numbers(self.layouts[cut].size)
+            self.extra_z_grad = self._reserve_numbers(self.rows * self.layouts[cut].size)
 
     def _lay_out_windows(
         self, step: LayerStep, record: Record, input_layout: ImageLayout, output_layout: ImageLayout
     ) -> None:
         """Write the offsets of a convolution's or pooling's positions and results to the table."""
-        outputs, window, images = int(record["outputs"]), math.prod(step.window), np.arange(self.rows)
+        outputs = int(record["outputs"])
+        window = math.prod(step.window)
+        images = np.arange(self.rows)
         if len(step.output_shape) == 3:
             _, height, width = step.output_shape
             i, j, a, b = np.ix_(*map(np.arange, (height, width, *step.window)))
@@ -270,35 +290,41 @@ class Layout:
             int(record["output"]) + images[:, None] * output_layout.size + outputs_in_image.ravel()
         )
         windows = outputs_in_image.size
-        record["row"], record["size"], record["group_size"] = input_layout.row, input_layout.size, group
+        record["row"] = input_layout.row
+        record["size"] = input_layout.size
+        record["group_size"] = group
         record["windows"], record["window"] = windows, window
         padded_offsets = np.concatenate([input_offsets.ravel(), np.zeros(group, np.int64)])
         record["input_offsets"] = self._add_to_table(padded_offsets)
         record["output_offsets"] = self._add_to_table(output_offsets)
         record["argmax"] = self._max_sizes["argmax"]
         self._max_sizes["argmax"] += self.rows * windows * outputs
-        self._require(block=group * outputs)
+        self._raise_max_sizes(block=group * outputs)
         if step.kind == "conv":
             rows, run, padded = (int(record[name]) for name in ("rows", "run", "padded_run"))
-            record["transposed"] = self._reserve(rows * run * outputs)
-            record["weight_grad"] = self._reserve(outputs * rows * padded)
-            record["bias_grad"] = self._reserve(outputs)
+            record["transposed"] = self._reserve_numbers(rows * run * outputs)
+            record["weight_grad"] = self._reserve_numbers(outputs * rows * padded)
+            record["bias_grad"] = self._reserve_numbers(outputs)
             lists = self.rows * windows * (window + 1)
-            self._require(list=lists * outputs, counts=lists)
+            self._raise_max_sizes(list=lists * outputs, counts=lists)
 
     def _lay_out_vectors(self, step: LayerStep, record: Record) -> None:
         """Reserve memory of a linear layer or word vectors."""
         outputs = int(record["outputs"])
-        record["bias_grad"] = self._reserve(outputs)
+        record["bias_grad"] = self._reserve_numbers(outputs)
         record["row_offsets"] = self._add_to_table(np.concatenate([np.arange(ROWS) * outputs, np.arange(8)]))
         length = math.prod(step.input_shape) if step.kind == "words" else 1
-        self._require(list=self.rows * length * outputs, counts=int(record["inputs"]))
+        self._raise_max_sizes(list=self.rows * length * outputs, counts=int(record["inputs"]))
 
     def _lay_out_ends(self, source: int, logits: int, grad: int) -> None:
-        first, last, net = self.layouts[0], self.layouts[-1], self.net
+        first = self.layouts[0]
+        last = self.layouts[-1]
+        net = self.net
         net["input"], net["input_size"] = source + first.corner, first.size
         net["input_row"], net["input_pixel"] = first.row, first.pixel_size
-        net["logits"], net["logits_grad"], net["logits_size"] = logits, grad, last.size
+        net["logits"] = logits
+        net["logits_grad"] = grad
+        net["logits_size"] = last.size
         c, h, w = np.ix_(*map(np.arange, (last.channels, last.height, last.width)))
         class_offsets = c + h * last.row + w * last.pixel_size
         net["classes"], net["class_offsets"] = class_offsets.size, self._add_to_table(class_offsets)
@@ -400,7 +426,7 @@ class Network(Layout):
 
     def train(self, x: Tensor, y: Tensor, size: int, divisors: Array) -> float:
         """Train on these samples and return the sum of the batches' cross-entropies."""
-        return self._train(self._inputs(x), y, size, divisors, is_forward_done=False)
+        return self._train(self._prepare_inputs(x), y, size, divisors, is_forward_done=False)
 
     def backward(self, y: Tensor, grads: Mapping[str, Tensor | None], divisors: Array) -> None:
         """Complete a step on the batch of the last `forward`, from these gradients; None: zeros."""
@@ -429,11 +455,11 @@ class Network(Layout):
 
     def forward(self, x: Tensor, names: Sequence[str]) -> list[Tensor]:
         """Return copies of these activations of one batch, at most as large as the network's."""
-        size, self._last_inputs = x.shape[0], self._inputs(x)
+        size, self._last_inputs = x.shape[0], self._prepare_inputs(x)
         kernels.forward(self.arrays, self.steps, self.nets, *self._last_inputs, size)
         return [self.activations[name][:size].clone(memory_format=torch.contiguous_format) for name in names]
 
-    def _inputs(self, x: Tensor) -> Inputs:
+    def _prepare_inputs(self, x: Tensor) -> Inputs:
         if self.stack.steps[0].kind == "words":
             low, high = (int(word) for word in torch.aminmax(x)) if x.shape[0] else (0, 0)
             words = int(self.steps[0]["inputs"])

@@ -24,7 +24,12 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 _FEATURES = llvm.get_host_cpu_features()
-LANES = 16 if _FEATURES.get("avx512f") else 8 if _FEATURES.get("avx") else 4
+if _FEATURES.get("avx512f"):
+    LANES = 16
+elif _FEATURES.get("avx"):
+    LANES = 8
+else:
+    LANES = 4
 _INT64 = ir.IntType(64)
 Value = Any
 """An LLVM value."""
@@ -170,7 +175,9 @@ def add_scaled_rows(context, out, o, o_row, o_step, values, offsets, first, n, m
     def code(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         c = _VectorBuilder(context, builder, signature, arguments)
         out, o, o_row, o_step, values, offsets, first, n, m, m0, m_row, m_step, rows, _ = c.arguments
-        offsets, values, v_ = c.address(offsets, first), c.address(values, first), range(V.literal_value)
+        offsets = c.address(offsets, first)
+        values = c.address(values, first)
+        v_ = range(V.literal_value)
 
         def row(r: Value, _: list[Value]) -> list[Value]:
             to, base = c.address(out, o, (r, o_row)), c.address(m, m0, (r, m_row))

@@ -7,7 +7,13 @@ const repaints = new Set();
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const color = (name) => style.getPropertyValue(`--${name}`).trim();
-  return { ink: color("ink"), soft: color("soft"), grid: color("grid"), paper: color("paper"), points: color("points") };
+  return {
+    ink: color("ink"),
+    soft: color("soft"),
+    grid: color("grid"),
+    paper: color("paper"),
+    points: color("points"),
+  };
 }
 
 function lineColor(index, colors) {
@@ -78,7 +84,9 @@ function drawing(text, { height, draw, hover }) {
 
   canvas.addEventListener("pointermove", showTip);
   canvas.addEventListener("pointerdown", showTip);
-  canvas.addEventListener("pointerleave", () => { tip.hidden = true; });
+  canvas.addEventListener("pointerleave", () => {
+    tip.hidden = true;
+  });
   new ResizeObserver(paint).observe(holder);
   repaints.add(result);
   return result;
@@ -91,7 +99,8 @@ function ticks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((digit) => digit * power).find((size) => size >= rough);
   const values = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++) values.push(Number((i * step).toPrecision(12)));
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + 1e-9 * span; i++)
+    values.push(Number((i * step).toPrecision(12)));
   return values;
 }
 
@@ -102,11 +111,24 @@ function labelStep(count, room, needed) {
 }
 
 // Cividis, which is readable with color blindness.
-const CIVIDIS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]];
+const CIVIDIS = [
+  [0, 34, 78],
+  [18, 53, 112],
+  [59, 73, 108],
+  [87, 93, 109],
+  [112, 113, 115],
+  [138, 134, 120],
+  [165, 156, 116],
+  [195, 179, 105],
+  [225, 204, 85],
+  [254, 232, 56],
+];
 
 function cividis(share) {
   const position = Math.min(1, Math.max(0, share)) * (CIVIDIS.length - 1);
   const low = Math.min(CIVIDIS.length - 2, Math.floor(position));
-  const mixed = CIVIDIS[low].map((value, i) => Math.round(value + (position - low) * (CIVIDIS[low + 1][i] - value)));
+  const mixed = CIVIDIS[low].map((value, i) =>
+    Math.round(value + (position - low) * (CIVIDIS[low + 1][i] - value)),
+  );
   return `rgb(${mixed.join(",")})`;
 }

@@ -9,7 +9,13 @@ const curves = {
     const state = getState(block.id);
     state.choice = Math.min(state.choice || 0, block.panels.length - 1);
     state.hidden = state.hidden || {};
-    const plot = createNode("div", { class: "plot", tabindex: 0, role: "img", "aria-label": block.text, id: `${block.id}-plot` });
+    const plot = createNode("div", {
+      class: "plot",
+      tabindex: 0,
+      role: "img",
+      "aria-label": block.text,
+      id: `${block.id}-plot`,
+    });
     const position = createNode("p", { class: "position" });
     const keys = createNode("div", { class: "keys" });
     const note = createNode("p", { class: "note" });
@@ -26,7 +32,11 @@ const curves = {
       curves.read(panel, null, position, keys);
     }
 
-    const chart = { holder: plot, paint: () => plot.clientWidth && build(), drop: () => drawn && drawn.destroy() };
+    const chart = {
+      holder: plot,
+      paint: () => plot.clientWidth && build(),
+      drop: () => drawn && drawn.destroy(),
+    };
     let width = 0;
     new ResizeObserver(() => {
       if (plot.clientWidth === width) return;
@@ -44,19 +54,41 @@ const curves = {
       spoken.textContent = `${position.textContent} ${[...keys.children].map((key) => key.textContent).join("; ")}`;
     });
 
-    const update = (name) => (value) => { state[name] = value; chart.paint(); };
-    const controls = createNode("div", { class: "controls" },
-      selectBox(block.id, "Show", block.panels.map((panel) => panel.name), state.choice, update("choice")),
+    const update = (name) => (value) => {
+      state[name] = value;
+      chart.paint();
+    };
+    const controls = createNode(
+      "div",
+      { class: "controls" },
+      selectBox(
+        block.id,
+        "Show",
+        block.panels.map((panel) => panel.name),
+        state.choice,
+        update("choice"),
+      ),
       checkbox(`${block.id}-logy`, "log values", Boolean(state.logy), update("logy")),
-      block.panels[0].is_stepped ? null : checkbox(`${block.id}-logx`, `log ${block.panels[0].x_axis.label}s`, Boolean(state.logx), update("logx")));
-    return figure(block, [controls, plot, position, keys, note, spoken], () => curves.numbers(block.panels[state.choice]));
+      block.panels[0].is_stepped
+        ? null
+        : checkbox(
+            `${block.id}-logx`,
+            `log ${block.panels[0].x_axis.label}s`,
+            Boolean(state.logx),
+            update("logx"),
+          ),
+    );
+    return figure(block, [controls, plot, position, keys, note, spoken], () =>
+      curves.numbers(block.panels[state.choice]),
+    );
   },
 
   /** Create the chart; uPlot draws the edges of the bands first, so that the curves are on top. */
   plot(panel, state, holder, onread) {
     const colors = theme();
     const from = state.logx ? panel.x.findIndex((x) => x > 0) : 0;
-    const clean = (values) => values.slice(from).map((value) => (state.logy && value !== null && value <= 0 ? null : value));
+    const clean = (values) =>
+      values.slice(from).map((value) => (state.logy && value !== null && value <= 0 ? null : value));
     const data = [panel.x.slice(from)];
     const series = [{}];
     const bands = [];
@@ -74,26 +106,52 @@ const curves = {
       data.push(clean(line.y));
       series.push(curves.line(line, paths, colors));
     }
-    const axis = { stroke: colors.soft, grid: { stroke: colors.grid, width: 1 }, ticks: { stroke: colors.grid, width: 1 }, font: "12px system-ui, sans-serif" };
+    const axis = {
+      stroke: colors.soft,
+      grid: { stroke: colors.grid, width: 1 },
+      ticks: { stroke: colors.grid, width: 1 },
+      font: "12px system-ui, sans-serif",
+    };
     const percent = panel.y_axis.unit === "%";
     const options = {
       width: holder.clientWidth,
       height: Math.round(Math.min(380, Math.max(240, holder.clientWidth * 0.5))),
       scales: {
         x: { time: false, distr: state.logx ? 3 : 1 },
-        y: { distr: state.logy ? 3 : 1, range: (_, low, high) => curves.range(low, high, panel, state.logy, percent) },
+        y: {
+          distr: state.logy ? 3 : 1,
+          range: (_, low, high) => curves.range(low, high, panel, state.logy, percent),
+        },
       },
       axes: [
-        { ...axis, label: panel.x_axis.label, labelSize: 22, labelFont: axis.font, size: 34, space: 60, incrs: INTEGER_STEPS },
-        { ...axis, label: panel.y_axis.label, labelSize: 20, labelFont: axis.font, size: (u, values) => 22 + 7 * Math.max(2, ...(values || []).map((value) => String(value ?? "").length)) },
+        {
+          ...axis,
+          label: panel.x_axis.label,
+          labelSize: 22,
+          labelFont: axis.font,
+          size: 34,
+          space: 60,
+          incrs: INTEGER_STEPS,
+        },
+        {
+          ...axis,
+          label: panel.y_axis.label,
+          labelSize: 20,
+          labelFont: axis.font,
+          size: (u, values) =>
+            22 + 7 * Math.max(2, ...(values || []).map((value) => String(value ?? "").length)),
+        },
       ],
-      series, bands,
+      series,
+      bands,
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 8 } },
       hooks: {
         drawAxes: [(u) => curves.background(u, panel, colors)],
         draw: [(u) => curves.marks(u, panel.series.filter(isVisible), colors)],
-        setCursor: [(u) => onread(u.cursor.idx === null || u.cursor.idx === undefined ? null : u.cursor.idx + from)],
+        setCursor: [
+          (u) => onread(u.cursor.idx === null || u.cursor.idx === undefined ? null : u.cursor.idx + from),
+        ],
       },
     };
     return new uPlot(options, data, holder);
@@ -103,7 +161,11 @@ const curves = {
     const color = lineColor(line.color, colors);
     const isSingle = line.y.filter((value) => value !== null).length < 2;
     return {
-      label: line.name, stroke: color, width: 2, spanGaps: true, paths,
+      label: line.name,
+      stroke: color,
+      width: 2,
+      spanGaps: true,
+      paths,
       dash: palette.dashes[line.color % palette.dashes.length].map((length) => 2 * length),
       points: isSingle ? { show: true, size: 8, fill: color } : { show: false },
     };
@@ -185,20 +247,37 @@ const curves = {
         build();
       };
       const pressed = state.hidden[line.name] ? "false" : "true";
-      return createNode("button", { type: "button", class: "key", "aria-pressed": pressed, onclick: toggle },
-        curves.swatch(line.color), createNode("span", {}, line.name), createNode("b", { class: "value" }));
+      return createNode(
+        "button",
+        { type: "button", class: "key", "aria-pressed": pressed, onclick: toggle },
+        curves.swatch(line.color),
+        createNode("span", {}, line.name),
+        createNode("b", { class: "value" }),
+      );
     });
-    return [...buttons, ...panel.references.map((line) => createNode("span", { class: "key" }, `┄ ${line.text}`))];
+    return [
+      ...buttons,
+      ...panel.references.map((line) => createNode("span", { class: "key" }, `┄ ${line.text}`)),
+    ];
   },
 
   swatch(index) {
     const space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
     const line = document.createElementNS(space, "line");
-    const set = (element, values) => Object.entries(values).forEach(([name, value]) => element.setAttribute(name, value));
+    const set = (element, values) =>
+      Object.entries(values).forEach(([name, value]) => element.setAttribute(name, value));
     set(svg, { width: 30, height: 10, "aria-hidden": "true" });
     const dash = palette.dashes[index % palette.dashes.length].map((length) => 2 * length).join(" ");
-    set(line, { x1: 0, x2: 30, y1: 5, y2: 5, "stroke-width": 2.5, "stroke-dasharray": dash, stroke: lineColor(index, theme()) });
+    set(line, {
+      x1: 0,
+      x2: 30,
+      y1: 5,
+      y2: 5,
+      "stroke-width": 2.5,
+      "stroke-dasharray": dash,
+      stroke: lineColor(index, theme()),
+    });
     svg.append(line);
     return svg;
   },
@@ -209,18 +288,27 @@ const curves = {
     panel.series.forEach((line, i) => {
       const value = keys.children[i] && keys.children[i].querySelector(".value");
       if (!value) return;
-      value.textContent = index === null ? [line.mark && line.mark.text, line.ending].filter(Boolean).join(", ") : curves.cell(line, index, panel.y_axis.unit);
+      value.textContent =
+        index === null
+          ? [line.mark && line.mark.text, line.ending].filter(Boolean).join(", ")
+          : curves.cell(line, index, panel.y_axis.unit);
     });
   },
 
   cell(line, index, unit) {
-    const band = line.low && line.low[index] !== null ? ` (${formatNumber(line.low[index], unit)} to ${formatNumber(line.high[index], unit)})` : "";
+    const band =
+      line.low && line.low[index] !== null
+        ? ` (${formatNumber(line.low[index], unit)} to ${formatNumber(line.high[index], unit)})`
+        : "";
     return `${formatNumber(line.y[index], unit)}${band}`;
   },
 
   numbers(panel) {
     const columns = [panel.x_axis.label, ...panel.series.map((line) => line.name)];
-    const rows = panel.x.map((x, i) => [{ text: String(x), value: x }, ...panel.series.map((line) => ({ text: curves.cell(line, i, panel.y_axis.unit), value: line.y[i] }))]);
+    const rows = panel.x.map((x, i) => [
+      { text: String(x), value: x },
+      ...panel.series.map((line) => ({ text: curves.cell(line, i, panel.y_axis.unit), value: line.y[i] })),
+    ]);
     return { columns, rows };
   },
 };

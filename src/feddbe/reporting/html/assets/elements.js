@@ -8,7 +8,8 @@ function createNode(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (typeof value === "function") element.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : value);
   }
   element.append(...children.filter((child) => child !== null && child !== undefined));
   return element;
@@ -75,7 +76,9 @@ function figure(block, parts, numbers) {
     return [tables.table({ id: `${block.id}-numbers-table`, caption: "", columns, rows, filter: false })];
   };
   return createNode(
-    "figure", { id: `figure-${block.id}` }, ...parts,
+    "figure",
+    { id: `figure-${block.id}` },
+    ...parts,
     createNode("figcaption", {}, block.caption),
     collapsible(`${block.id}-numbers`, "Numbers as a table", table),
   );

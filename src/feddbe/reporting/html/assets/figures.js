@@ -15,8 +15,17 @@ function panelSelector(block, switches, createDrawing, numbers) {
   };
   note.textContent = selected().note;
   const names = block.panels.map((panel) => panel.name);
-  const boxes = switches.map(([name, label]) => checkbox(`${block.id}-${name}`, label, Boolean(state[name]), update(name)));
-  const controls = createNode("div", { class: "controls" }, names.length < 2 ? createNode("b", {}, names[0]) : selectBox(block.id, "Show", names, state.choice, update("choice")), ...boxes);
+  const boxes = switches.map(([name, label]) =>
+    checkbox(`${block.id}-${name}`, label, Boolean(state[name]), update(name)),
+  );
+  const controls = createNode(
+    "div",
+    { class: "controls" },
+    names.length < 2
+      ? createNode("b", {}, names[0])
+      : selectBox(block.id, "Show", names, state.choice, update("choice")),
+    ...boxes,
+  );
   return figure(block, [controls, drawn.holder, note], () => numbers(selected(), state));
 }
 
@@ -43,50 +52,90 @@ const figures = {
       return state.sorted ? rows.sort((a, b) => last(b) - last(a)) : rows;
     };
     const layout = (context, width, height, panel) => {
-      const left = 14 + Math.min(width / 4, Math.max(...panel.rows.map((name) => context.measureText(name).width)));
-      return { left, top: 6, cell: (width - left - 4) / panel.columns.length, row: (height - 78) / panel.rows.length };
+      const left =
+        14 + Math.min(width / 4, Math.max(...panel.rows.map((name) => context.measureText(name).width)));
+      return {
+        left,
+        top: 6,
+        cell: (width - left - 4) / panel.columns.length,
+        row: (height - 78) / panel.rows.length,
+      };
     };
 
-    return panelSelector(block, [["sorted", "highest first"]], (selected, state) => {
-      let box = null;
-      return drawing(block.text, {
-        height: () => 78 + Math.min(560, Math.max(120, 15 * selected().rows.length)),
-        draw(context, width, height, colors) {
-          const panel = selected();
-          box = layout(context, width, height, panel);
-          const rows = order(panel, state);
-          rows.forEach((row, i) => {
-            panel.values[row].forEach((value, j) => {
-              if (value === null) return;
-              context.fillStyle = cividis(share(value));
-              context.fillRect(box.left + j * box.cell, box.top + i * box.row, box.cell + 0.3, box.row + 0.3);
+    return panelSelector(
+      block,
+      [["sorted", "highest first"]],
+      (selected, state) => {
+        let box = null;
+        return drawing(block.text, {
+          height: () => 78 + Math.min(560, Math.max(120, 15 * selected().rows.length)),
+          draw(context, width, height, colors) {
+            const panel = selected();
+            box = layout(context, width, height, panel);
+            const rows = order(panel, state);
+            rows.forEach((row, i) => {
+              panel.values[row].forEach((value, j) => {
+                if (value === null) return;
+                context.fillStyle = cividis(share(value));
+                context.fillRect(
+                  box.left + j * box.cell,
+                  box.top + i * box.row,
+                  box.cell + 0.3,
+                  box.row + 0.3,
+                );
+              });
             });
-          });
-          const bottom = box.top + rows.length * box.row;
-          context.fillStyle = colors.soft;
-          context.textAlign = "right";
-          const tall = labelStep(rows.length, bottom - box.top, 13);
-          rows.forEach((row, i) => { if (i % tall === 0) context.fillText(truncateText(context, panel.rows[row], box.left - 8), box.left - 6, box.top + (i + 0.5) * box.row); });
-          context.textAlign = "center";
-          const wide = labelStep(panel.columns.length, width - box.left, 32);
-          panel.columns.forEach((name, j) => { if (j % wide === 0) context.fillText(name, box.left + (j + 0.5) * box.cell, bottom + 11); });
-          figures.scale(context, box.left, bottom + 44, Math.min(260, width - 60), [low, high], panel.value_axis, colors);
-          context.textAlign = "left";
-          context.fillText(`${panel.y_axis.label} (vertical), ${panel.x_axis.label} (horizontal)`, box.left, bottom + 28);
-        },
-        hover(x, y) {
-          const panel = selected();
-          const [j, i] = [Math.floor((x - box.left) / box.cell), Math.floor((y - box.top) / box.row)];
-          if (j < 0 || i < 0 || j >= panel.columns.length || i >= panel.rows.length) return null;
-          const row = order(panel, state)[i];
-          const value = panel.values[row][j];
-          return `${panel.y_axis.label} ${panel.rows[row]}, ${panel.x_axis.label} ${panel.columns[j]}: ${value === null ? "no value" : `${formatNumber(value)} ${panel.value_axis.unit}`}`;
-        },
-      });
-    }, (panel) => ({
-      columns: [panel.y_axis.label, ...panel.columns.map((name) => `${panel.x_axis.label} ${name}`)],
-      rows: panel.rows.map((name, i) => [name, ...panel.values[i].map((value) => ({ text: formatNumber(value), value }))]),
-    }));
+            const bottom = box.top + rows.length * box.row;
+            context.fillStyle = colors.soft;
+            context.textAlign = "right";
+            const tall = labelStep(rows.length, bottom - box.top, 13);
+            rows.forEach((row, i) => {
+              if (i % tall === 0)
+                context.fillText(
+                  truncateText(context, panel.rows[row], box.left - 8),
+                  box.left - 6,
+                  box.top + (i + 0.5) * box.row,
+                );
+            });
+            context.textAlign = "center";
+            const wide = labelStep(panel.columns.length, width - box.left, 32);
+            panel.columns.forEach((name, j) => {
+              if (j % wide === 0) context.fillText(name, box.left + (j + 0.5) * box.cell, bottom + 11);
+            });
+            figures.scale(
+              context,
+              box.left,
+              bottom + 44,
+              Math.min(260, width - 60),
+              [low, high],
+              panel.value_axis,
+              colors,
+            );
+            context.textAlign = "left";
+            context.fillText(
+              `${panel.y_axis.label} (vertical), ${panel.x_axis.label} (horizontal)`,
+              box.left,
+              bottom + 28,
+            );
+          },
+          hover(x, y) {
+            const panel = selected();
+            const [j, i] = [Math.floor((x - box.left) / box.cell), Math.floor((y - box.top) / box.row)];
+            if (j < 0 || i < 0 || j >= panel.columns.length || i >= panel.rows.length) return null;
+            const row = order(panel, state)[i];
+            const value = panel.values[row][j];
+            return `${panel.y_axis.label} ${panel.rows[row]}, ${panel.x_axis.label} ${panel.columns[j]}: ${value === null ? "no value" : `${formatNumber(value)} ${panel.value_axis.unit}`}`;
+          },
+        });
+      },
+      (panel) => ({
+        columns: [panel.y_axis.label, ...panel.columns.map((name) => `${panel.x_axis.label} ${name}`)],
+        rows: panel.rows.map((name, i) => [
+          name,
+          ...panel.values[i].map((value) => ({ text: formatNumber(value), value })),
+        ]),
+      }),
+    );
   },
 
   scale(context, left, top, width, [low, high], axis, colors) {
@@ -97,77 +146,138 @@ const figures = {
     context.fillStyle = colors.soft;
     for (const share of [0, 0.5, 1]) {
       context.textAlign = share === 0 ? "left" : share === 1 ? "right" : "center";
-      context.fillText(`${formatNumber(low + share * (high - low))} ${axis.unit}`, left + share * width, top + 19);
+      context.fillText(
+        `${formatNumber(low + share * (high - low))} ${axis.unit}`,
+        left + share * width,
+        top + 19,
+      );
     }
   },
 
   /** Create a grid of bubbles. */
   bubbles(block) {
-    return panelSelector(block, [], (selected) => {
-      let box = null;
-      const count = () => selected().rows.length;
-      return drawing(block.text, {
-        height: () => 40 + Math.min(900, Math.max(100, count() * Math.max(5, Math.min(26, 900 / count())))),
-        draw(context, width, high, colors) {
-          const { columns, rows, counts, x_axis, y_axis } = selected();
-          const left = 14 + Math.min(width / 4, Math.max(20, ...rows.map((name) => context.measureText(name).width)));
-          box = { left, top: 6, cell: (width - left - 6) / columns.length, row: (high - 46) / count() };
-          const most = Math.max(1, ...counts.map((column) => Math.max(...column)));
-          const largest = Math.min(18, 0.56 * Math.max(Math.min(box.cell, box.row), Math.min(8, box.row)));
-          const bottom = box.top + count() * box.row;
-          context.strokeStyle = colors.grid;
-          for (let j = 0; j < count(); j++) {
-            context.beginPath();
-            context.moveTo(box.left, box.top + (j + 0.5) * box.row);
-            context.lineTo(width - 6, box.top + (j + 0.5) * box.row);
-            context.stroke();
-          }
-          context.fillStyle = palette.lines[0];
-          counts.forEach((column, i) => column.forEach((value, j) => {
-            if (!value) return;
-            context.beginPath();
-            context.arc(box.left + (i + 0.5) * box.cell, bottom - (j + 0.5) * box.row, Math.max(0.7, largest * Math.sqrt(value / most)), 0, 7);
-            context.fill();
-          }));
-          context.fillStyle = colors.soft;
-          context.textAlign = "right";
-          const tall = labelStep(count(), bottom - box.top, 14);
-          for (let j = 0; j < count(); j += tall) context.fillText(truncateText(context, rows[j], box.left - 10), box.left - 8, bottom - (j + 0.5) * box.row);
-          context.textAlign = "center";
-          const longest = Math.max(20, ...columns.map((name) => context.measureText(name).width));
-          const wide = labelStep(columns.length, width - box.left, Math.min(90, longest + 6));
-          columns.forEach((name, i) => { if (i % wide === 0) context.fillText(truncateText(context, name, 84), box.left + (i + 0.5) * box.cell, bottom + 12); });
-          context.textAlign = "left";
-          context.fillText(`${x_axis.label} (horizontal), ${y_axis.label} (vertical)`, box.left, bottom + 30);
-        },
-        hover(x, y) {
-          const { columns, rows, counts, x_axis, y_axis, size_axis } = selected();
-          const [i, j] = [Math.floor((x - box.left) / box.cell), count() - 1 - Math.floor((y - box.top) / box.row)];
-          return i >= 0 && i < columns.length && j >= 0 && j < count() ? `${x_axis.label} ${columns[i]}, ${y_axis.label} ${rows[j]}: ${counts[i][j]} ${size_axis.label}` : null;
-        },
-      });
-    }, ({ columns, rows, counts, x_axis, y_axis, size_axis }) => ({
-      columns: [x_axis.label, size_axis.label, ...rows.map((name) => `${y_axis.label} ${name}`)],
-      rows: columns.map((name, i) => [name, ...[counts[i].reduce((a, b) => a + b, 0), ...counts[i]].map((value) => ({ text: String(value), value }))]),
-    }));
+    return panelSelector(
+      block,
+      [],
+      (selected) => {
+        let box = null;
+        const count = () => selected().rows.length;
+        return drawing(block.text, {
+          height: () => 40 + Math.min(900, Math.max(100, count() * Math.max(5, Math.min(26, 900 / count())))),
+          draw(context, width, high, colors) {
+            const { columns, rows, counts, x_axis, y_axis } = selected();
+            const left =
+              14 + Math.min(width / 4, Math.max(20, ...rows.map((name) => context.measureText(name).width)));
+            box = { left, top: 6, cell: (width - left - 6) / columns.length, row: (high - 46) / count() };
+            const most = Math.max(1, ...counts.map((column) => Math.max(...column)));
+            const largest = Math.min(18, 0.56 * Math.max(Math.min(box.cell, box.row), Math.min(8, box.row)));
+            const bottom = box.top + count() * box.row;
+            context.strokeStyle = colors.grid;
+            for (let j = 0; j < count(); j++) {
+              context.beginPath();
+              context.moveTo(box.left, box.top + (j + 0.5) * box.row);
+              context.lineTo(width - 6, box.top + (j + 0.5) * box.row);
+              context.stroke();
+            }
+            context.fillStyle = palette.lines[0];
+            counts.forEach((column, i) =>
+              column.forEach((value, j) => {
+                if (!value) return;
+                context.beginPath();
+                context.arc(
+                  box.left + (i + 0.5) * box.cell,
+                  bottom - (j + 0.5) * box.row,
+                  Math.max(0.7, largest * Math.sqrt(value / most)),
+                  0,
+                  7,
+                );
+                context.fill();
+              }),
+            );
+            context.fillStyle = colors.soft;
+            context.textAlign = "right";
+            const tall = labelStep(count(), bottom - box.top, 14);
+            for (let j = 0; j < count(); j += tall)
+              context.fillText(
+                truncateText(context, rows[j], box.left - 10),
+                box.left - 8,
+                bottom - (j + 0.5) * box.row,
+              );
+            context.textAlign = "center";
+            const longest = Math.max(20, ...columns.map((name) => context.measureText(name).width));
+            const wide = labelStep(columns.length, width - box.left, Math.min(90, longest + 6));
+            columns.forEach((name, i) => {
+              if (i % wide === 0)
+                context.fillText(
+                  truncateText(context, name, 84),
+                  box.left + (i + 0.5) * box.cell,
+                  bottom + 12,
+                );
+            });
+            context.textAlign = "left";
+            context.fillText(
+              `${x_axis.label} (horizontal), ${y_axis.label} (vertical)`,
+              box.left,
+              bottom + 30,
+            );
+          },
+          hover(x, y) {
+            const { columns, rows, counts, x_axis, y_axis, size_axis } = selected();
+            const [i, j] = [
+              Math.floor((x - box.left) / box.cell),
+              count() - 1 - Math.floor((y - box.top) / box.row),
+            ];
+            return i >= 0 && i < columns.length && j >= 0 && j < count()
+              ? `${x_axis.label} ${columns[i]}, ${y_axis.label} ${rows[j]}: ${counts[i][j]} ${size_axis.label}`
+              : null;
+          },
+        });
+      },
+      ({ columns, rows, counts, x_axis, y_axis, size_axis }) => ({
+        columns: [x_axis.label, size_axis.label, ...rows.map((name) => `${y_axis.label} ${name}`)],
+        rows: columns.map((name, i) => [
+          name,
+          ...[counts[i].reduce((a, b) => a + b, 0), ...counts[i]].map((value) => ({
+            text: String(value),
+            value,
+          })),
+        ]),
+      }),
+    );
   },
 
   /** Create groups of bars. */
   bars(block) {
     const panels = block.panels.map((panel) => {
-      const keys = panel.series.map((series, s) => createNode("span", { class: "key" }, figures.patch(lineColor(s, theme())), series.name));
-      return createNode("div", { class: "panel" }, drawing(block.text, figures.groupedBars(panel)).holder, createNode("div", { class: "keys" }, ...keys));
+      const keys = panel.series.map((series, s) =>
+        createNode("span", { class: "key" }, figures.patch(lineColor(s, theme())), series.name),
+      );
+      return createNode(
+        "div",
+        { class: "panel" },
+        drawing(block.text, figures.groupedBars(panel)).holder,
+        createNode("div", { class: "keys" }, ...keys),
+      );
     });
     return figure(block, [createNode("div", { class: "panels wide" }, ...panels)], () => ({
       columns: ["value", "series", ...new Set(block.panels.flatMap((panel) => panel.groups))],
-      rows: block.panels.flatMap((panel) => panel.series.map((series) => [panel.y_axis.label, series.name, ...series.values.map((value, g) => ({ text: figures.formatBar(series, g), value }))])),
+      rows: block.panels.flatMap((panel) =>
+        panel.series.map((series) => [
+          panel.y_axis.label,
+          series.name,
+          ...series.values.map((value, g) => ({ text: figures.formatBar(series, g), value })),
+        ]),
+      ),
     }));
   },
 
-  formatBar: (series, g) => `${formatNumber(series.values[g])}${series.spreads[g] === null ? "" : ` ± ${formatNumber(series.spreads[g])}`}`,
+  formatBar: (series, g) =>
+    `${formatNumber(series.values[g])}${series.spreads[g] === null ? "" : ` ± ${formatNumber(series.spreads[g])}`}`,
 
   groupedBars(panel) {
-    const tops = panel.series.flatMap((series) => series.values.map((value, i) => (value || 0) + (series.spreads[i] || 0)));
+    const tops = panel.series.flatMap((series) =>
+      series.values.map((value, i) => (value || 0) + (series.spreads[i] || 0)),
+    );
     const most = 1.05 * Math.max(1e-9, ...tops);
     let boxes = [];
     return {
@@ -198,7 +308,13 @@ const figures = {
             const x = start + s * bar;
             context.fillStyle = lineColor(s, colors);
             context.fillRect(x + 1, y(value), bar - 2, bottom - y(value));
-            boxes.push({ x, bar, top: y(value), bottom, text: `${series.name}, ${group}: ${figures.formatBar(series, g)}` });
+            boxes.push({
+              x,
+              bar,
+              top: y(value),
+              bottom,
+              text: `${series.name}, ${group}: ${figures.formatBar(series, g)}`,
+            });
             if (series.spreads[g]) {
               context.strokeStyle = colors.ink;
               context.beginPath();
@@ -228,20 +344,38 @@ const figures = {
   /** Create rows of dots, with a panel for each quantity. */
   dots(block) {
     const panels = block.panels.map((panel) => {
-      const drawn = drawing(`${panel.name}: ${panel.rows.map((row) => `${row.name} ${formatNumber(row.mean)}`).join("; ")}`, figures.dotRows(panel));
+      const drawn = drawing(
+        `${panel.name}: ${panel.rows.map((row) => `${row.name} ${formatNumber(row.mean)}`).join("; ")}`,
+        figures.dotRows(panel),
+      );
       return createNode("div", { class: "panel" }, createNode("h4", {}, panel.name), drawn.holder);
     });
-    const rows = block.panels.flatMap((panel) => panel.rows.map((row) => [panel.name, row.name, { text: formatNumber(row.mean), value: row.mean },
-      ...[Math.min, Math.max].map((pick) => {
-        const known = row.values.filter((value) => value !== null);
-        const value = known.length ? pick(...known) : null;
-        return { text: formatNumber(value), value };
-      })]));
-    return figure(block, [createNode("div", { class: "panels wide" }, ...panels)], () => ({ columns: ["value", "series", "mean of clients", "lowest", "highest"], rows }));
+    const rows = block.panels.flatMap((panel) =>
+      panel.rows.map((row) => [
+        panel.name,
+        row.name,
+        { text: formatNumber(row.mean), value: row.mean },
+        ...[Math.min, Math.max].map((pick) => {
+          const known = row.values.filter((value) => value !== null);
+          const value = known.length ? pick(...known) : null;
+          return { text: formatNumber(value), value };
+        }),
+      ]),
+    );
+    return figure(block, [createNode("div", { class: "panels wide" }, ...panels)], () => ({
+      columns: ["value", "series", "mean of clients", "lowest", "highest"],
+      rows,
+    }));
   },
 
   dotRows(panel) {
-    const all = panel.rows.flatMap((row) => [...row.values, ...row.expected, ...row.spreads.flatMap((spread, i) => [row.values[i] - spread, row.values[i] + spread])]).filter((value) => value !== null);
+    const all = panel.rows
+      .flatMap((row) => [
+        ...row.values,
+        ...row.expected,
+        ...row.spreads.flatMap((spread, i) => [row.values[i] - spread, row.values[i] + spread]),
+      ])
+      .filter((value) => value !== null);
     const [low, high] = [Math.min(0, ...all), Math.max(1e-9, ...all)];
     const room = 0.03 * (high - low);
     const ROW = 46;
@@ -319,17 +453,51 @@ const figures = {
     function build() {
       const name = state.clients ? "clients" : "labels";
       const known = values(name);
-      const color = (value) => (known.length <= palette.labels.length ? palette.labels[known.indexOf(value)] : cividis(known.indexOf(value) / (known.length - 1)));
-      holder.replaceChildren(...block.panels.map((panel) => createNode("div", { class: "panel" }, createNode("h4", {}, panel.name), drawing(`${panel.name}: ${panel.x.length} points`, figures.scatterPlot(panel, name, color)).holder)));
+      const color = (value) =>
+        known.length <= palette.labels.length
+          ? palette.labels[known.indexOf(value)]
+          : cividis(known.indexOf(value) / (known.length - 1));
+      holder.replaceChildren(
+        ...block.panels.map((panel) =>
+          createNode(
+            "div",
+            { class: "panel" },
+            createNode("h4", {}, panel.name),
+            drawing(`${panel.name}: ${panel.x.length} points`, figures.scatterPlot(panel, name, color))
+              .holder,
+          ),
+        ),
+      );
       if (holder.isConnected) dropDetached();
-      const shades = known.length <= palette.labels.length ? known : known.filter((_, i) => i % Math.ceil(known.length / 10) === 0);
-      keys.replaceChildren(createNode("span", { class: "key" }, `${state.clients ? "client" : "label"}:`), ...shades.map((value) => createNode("span", { class: "key" }, figures.patch(color(value)), String(value))));
+      const shades =
+        known.length <= palette.labels.length
+          ? known
+          : known.filter((_, i) => i % Math.ceil(known.length / 10) === 0);
+      keys.replaceChildren(
+        createNode("span", { class: "key" }, `${state.clients ? "client" : "label"}:`),
+        ...shades.map((value) =>
+          createNode("span", { class: "key" }, figures.patch(color(value)), String(value)),
+        ),
+      );
     }
     build();
-    const controls = createNode("div", { class: "controls" }, checkbox(`${block.id}-clients`, "color by client", Boolean(state.clients), (value) => { state.clients = value; build(); }));
+    const controls = createNode(
+      "div",
+      { class: "controls" },
+      checkbox(`${block.id}-clients`, "color by client", Boolean(state.clients), (value) => {
+        state.clients = value;
+        build();
+      }),
+    );
     return figure(block, [controls, holder, keys], () => ({
       columns: ["panel", "points", "labels", "clients"],
-      rows: block.panels.map((panel) => [panel.name, ...[panel.x.length, new Set(panel.labels).size, new Set(panel.clients).size].map((value) => ({ text: String(value), value }))]),
+      rows: block.panels.map((panel) => [
+        panel.name,
+        ...[panel.x.length, new Set(panel.labels).size, new Set(panel.clients).size].map((value) => ({
+          text: String(value),
+          value,
+        })),
+      ]),
     }));
   },
 
@@ -349,7 +517,13 @@ const figures = {
         panel.x.forEach((x, i) => {
           context.fillStyle = color(panel[name][i]);
           context.beginPath();
-          context.arc(scale.left + (scale.side * x) / 1000, scale.top + scale.side * (1 - panel.y[i] / 1000), size, 0, 7);
+          context.arc(
+            scale.left + (scale.side * x) / 1000,
+            scale.top + scale.side * (1 - panel.y[i] / 1000),
+            size,
+            0,
+            7,
+          );
           context.fill();
         });
         context.globalAlpha = 1;

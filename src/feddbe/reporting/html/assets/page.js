@@ -8,9 +8,15 @@ const page = {
     palette = content.palette;
     document.title = content.title;
     page.head.replaceChildren(
-      createNode("p", { class: "brand" }, "feddbe report"), createNode("h1", {}, content.title), createNode("p", { class: "note" }, content.about),
-      ...content.failed.map((message) => createNode("p", { class: "failed" }, message)), page.status);
-    page.nav.replaceChildren(...content.sections.map((section) => createNode("a", { href: `#${section.id}` }, section.title)));
+      createNode("p", { class: "brand" }, "feddbe report"),
+      createNode("h1", {}, content.title),
+      createNode("p", { class: "note" }, content.about),
+      ...content.failed.map((message) => createNode("p", { class: "failed" }, message)),
+      page.status,
+    );
+    page.nav.replaceChildren(
+      ...content.sections.map((section) => createNode("a", { href: `#${section.id}` }, section.title)),
+    );
     const scrollTop = scrollY;
     const focusedId = document.activeElement && document.activeElement.id;
     const parts = content.sections.map((section) => {
@@ -32,15 +38,34 @@ const page = {
   },
 
   section(section) {
-    const commands = section.commands.length ? collapsible(`${section.id}-commands`, "Commands for these numbers", () => section.commands.map(page.command)) : null;
-    return createNode("section", { id: section.id, "aria-labelledby": `${section.id}-title` },
-      createNode("h2", { id: `${section.id}-title` }, section.title), ...section.blocks.map((block) => figures[block.kind](block)), commands);
+    const commands = section.commands.length
+      ? collapsible(`${section.id}-commands`, "Commands for these numbers", () =>
+          section.commands.map(page.command),
+        )
+      : null;
+    return createNode(
+      "section",
+      { id: section.id, "aria-labelledby": `${section.id}-title` },
+      createNode("h2", { id: `${section.id}-title` }, section.title),
+      ...section.blocks.map((block) => figures[block.kind](block)),
+      commands,
+    );
   },
 
   command({ title, command }) {
     const code = createNode("code", {}, command);
-    const button = createNode("button", { type: "button", class: "copy", onclick: () => page.copy(code, button) }, "Copy");
-    return createNode("div", { class: "command" }, createNode("p", {}, title), createNode("pre", { tabindex: 0 }, code), button);
+    const button = createNode(
+      "button",
+      { type: "button", class: "copy", onclick: () => page.copy(code, button) },
+      "Copy",
+    );
+    return createNode(
+      "div",
+      { class: "command" },
+      createNode("p", {}, title),
+      createNode("pre", { tabindex: 0 }, code),
+      button,
+    );
   },
 
   async copy(code, button) {
@@ -51,13 +76,18 @@ const page = {
       getSelection().selectAllChildren(code);
       button.textContent = "Selected";
     }
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+    setTimeout(() => {
+      button.textContent = "Copy";
+    }, 1500);
   },
 
   /** Ask for changes one second after the last response. */
   async follow(etag) {
     try {
-      const response = await fetch("content.json", { cache: "no-store", headers: etag ? { "If-None-Match": etag } : {} });
+      const response = await fetch("content.json", {
+        cache: "no-store",
+        headers: etag ? { "If-None-Match": etag } : {},
+      });
       if (response.status === 200) {
         etag = response.headers.get("ETag");
         page.render(await response.json());

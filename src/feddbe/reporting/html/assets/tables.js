@@ -10,7 +10,11 @@ const tables = {
     const count = createNode("span", { class: "count", "aria-live": "polite" });
 
     const headings = block.columns.map((name, index) => {
-      const button = createNode("button", { type: "button", id: `${block.id}-sort-${index}`, onclick: () => sort(index) }, name);
+      const button = createNode(
+        "button",
+        { type: "button", id: `${block.id}-sort-${index}`, onclick: () => sort(index) },
+        name,
+      );
       return createNode("th", { scope: "col", class: numeric[index] ? "number" : null }, button);
     });
 
@@ -24,10 +28,14 @@ const tables = {
     function show() {
       const words = (state.words || "").toLowerCase().split(/\s+/).filter(Boolean);
       const kept = lines.filter(({ row }) => {
-        const text = row.filter((_, i) => !numeric[i]).join(" ").toLowerCase();
+        const text = row
+          .filter((_, i) => !numeric[i])
+          .join(" ")
+          .toLowerCase();
         return words.every((word) => text.includes(word));
       });
-      if (state.sort !== undefined) kept.sort((a, b) => tables.compare(a.row[state.sort], b.row[state.sort], state.direction));
+      if (state.sort !== undefined)
+        kept.sort((a, b) => tables.compare(a.row[state.sort], b.row[state.sort], state.direction));
       body.replaceChildren(...kept.map(({ element }) => element));
       headings.forEach((heading, index) => {
         const sorted = state.sort === index ? (state.direction > 0 ? "ascending" : "descending") : "none";
@@ -37,31 +45,70 @@ const tables = {
     }
 
     show();
-    const table = createNode("table", { id: `table-${block.id}` }, createNode("thead", {}, createNode("tr", {}, ...headings)), body);
-    const scroll = createNode("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": block.heading || block.caption.split(".")[0] || block.columns[0] }, table);
-    return createNode("div", { class: "table" }, block.heading ? createNode("h3", {}, block.heading) : null, block.filter ? tables.filter(block, state, show, count) : null, scroll,
-      block.caption ? createNode("p", { class: "caption" }, block.caption) : null);
+    const table = createNode(
+      "table",
+      { id: `table-${block.id}` },
+      createNode("thead", {}, createNode("tr", {}, ...headings)),
+      body,
+    );
+    const scroll = createNode(
+      "div",
+      {
+        class: "scroll",
+        tabindex: 0,
+        role: "region",
+        "aria-label": block.heading || block.caption.split(".")[0] || block.columns[0],
+      },
+      table,
+    );
+    return createNode(
+      "div",
+      { class: "table" },
+      block.heading ? createNode("h3", {}, block.heading) : null,
+      block.filter ? tables.filter(block, state, show, count) : null,
+      scroll,
+      block.caption ? createNode("p", { class: "caption" }, block.caption) : null,
+    );
   },
 
   filter(block, state, show, count) {
-    const input = createNode("input", { type: "search", id: `${block.id}-filter`, autocomplete: "off", oninput: () => {
-      state.words = input.value;
-      show();
-    } });
+    const input = createNode("input", {
+      type: "search",
+      id: `${block.id}-filter`,
+      autocomplete: "off",
+      oninput: () => {
+        state.words = input.value;
+        show();
+      },
+    });
     input.value = state.words || "";
-    return createNode("div", { class: "controls" }, createNode("label", { class: "control" }, createNode("span", {}, "Filter"), input), count);
+    return createNode(
+      "div",
+      { class: "controls" },
+      createNode("label", { class: "control" }, createNode("span", {}, "Filter"), input),
+      count,
+    );
   },
 
   /** Create a list of names and values that cannot be sorted. */
   facts(block) {
-    const pairs = block.rows.map(([name, value]) => createNode("div", {}, createNode("dt", {}, name), createNode("dd", {}, value)));
-    return createNode("div", { class: "table" }, block.caption ? createNode("h3", {}, block.caption) : null, createNode("dl", {}, ...pairs));
+    const pairs = block.rows.map(([name, value]) =>
+      createNode("div", {}, createNode("dt", {}, name), createNode("dd", {}, value)),
+    );
+    return createNode(
+      "div",
+      { class: "table" },
+      block.caption ? createNode("h3", {}, block.caption) : null,
+      createNode("dl", {}, ...pairs),
+    );
   },
 
   line(row, numeric) {
     const cells = row.map((cell, index) => {
       const kind = numeric[index] ? "number" : null;
-      return index ? createNode("td", { class: kind }, tables.text(cell)) : createNode("th", { scope: "row", class: kind }, ...breakable(tables.text(cell)));
+      return index
+        ? createNode("td", { class: kind }, tables.text(cell))
+        : createNode("th", { scope: "row", class: kind }, ...breakable(tables.text(cell)));
     });
     return createNode("tr", {}, ...cells);
   },

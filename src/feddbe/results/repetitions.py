@@ -24,11 +24,11 @@ from feddbe.results.statistics import (
     Comparison,
     Interval,
     Reason,
-    Trial,
+    Repetition,
     Verdict,
     judge_comparisons,
     paired_differences,
-    trial_interval,
+    repetition_interval,
 )
 
 CurveReader = Callable[[RunDocument], list[tuple[int, float]]]
@@ -48,11 +48,9 @@ def group_runs(
         if not rounds:
             continue
         settings = identifying_settings(document["config"], seed=False)
-        # older runs do not have all settings
-        settings = {name: value for name, value in settings.items() if value is not None}
         key = json.dumps([document["method"], settings, rounds], sort_keys=True, default=str)
-        repetition = find_trial(document)
-        while any(find_trial(run) == repetition for run in groups.get(key, ())):
+        repetition = find_repetition(document)
+        while any(find_repetition(run) == repetition for run in groups.get(key, ())):
             key += "'"  # a copy of a run is not another repetition
         groups.setdefault(key, []).append(document)
     return list(groups.values())
@@ -66,9 +64,9 @@ def group_experiments(documents: Sequence[RunDocument]) -> list[list[RunDocument
     return group_runs(documents, lambda document: [(0, 0.0)])
 
 
-def find_trial(document: RunDocument) -> Trial:
+def find_repetition(document: RunDocument) -> Repetition:
     """Return the seeds of a run and of its partition."""
-    return Trial(document["config"].get("seed"), document["config"].get("partition_seed"))
+    return Repetition(document["config"].get("seed"), document["config"].get("partition_seed"))
 
 
 def describe_repetitions(runs: Sequence[RunDocument]) -> str:
@@ -80,10 +78,10 @@ def describe_repetitions(runs: Sequence[RunDocument]) -> str:
 
 def count_repetitions(runs: Sequence[RunDocument]) -> dict[str, int]:
     """Return the numbers of `seeds` and `partitions`, without one that does not vary between the runs."""
-    trials = [find_trial(run) for run in runs]
+    repetitions = [find_repetition(run) for run in runs]
     counts = {
-        "seeds": len({trial.seed for trial in trials}),
-        "partitions": len({trial.partition_seed for trial in trials}),
+        "seeds": len({repetition.seed for repetition in repetitions}),
+        "partitions": len({repetition.partition_seed for repetition in repetitions}),
     }
     return {unit: count for unit, count in counts.items() if count > 1} or {"seeds": 1}
 
@@ -106,7 +104,7 @@ def group_names(groups: Sequence[Sequence[RunDocument]]) -> list[str]:
         if len(group) > 1:
             names.append(f"{label} ({describe_repetitions(group)})")
         elif labels.count(label) > 1:
-            names.append(f"{label}, {_describe_trial(group[0], groups)}")
+            names.append(f"{label}, {_describe_repetition(group[0], groups)}")
         else:
             names.append(label)
     return names
@@ -117,12 +115,12 @@ def strip_options(method: str) -> str:
     return re.sub(r"\([^()]*\)", "", method)
 
 
-def _describe_trial(run: RunDocument, groups: Sequence[Sequence[RunDocument]]) -> str:
+def _describe_repetition(run: RunDocument, groups: Sequence[Sequence[RunDocument]]) -> str:
     """Return a run's seed, and that of its partition if partitions differ between the groups."""
-    trial = find_trial(run)
-    seed = f"seed {'?' if trial.seed is None else trial.seed}"
-    partitions = {find_trial(other).partition_seed for group in groups for other in group}
-    return seed if len(partitions) == 1 else f"{seed}, partition seed {trial.partition_seed}"
+    repetition = find_repetition(run)
+    seed = f"seed {'?' if repetition.seed is None else repetition.seed}"
+    partitions = {find_repetition(other).partition_seed for group in groups for other in group}
+    return seed if len(partitions) == 1 else f"{seed}, partition seed {repetition.partition_seed}"
 
 
 _DATA_OPTIONS = ("data", "partition", "clients", "split", "shift")
@@ -158,7 +156,7 @@ class SeedGroup:
     validation: Interval | None
     """Validation accuracy that selected the best round, if data was held out."""
     difference: Interval | None
-    """Difference of `accuracy` to the baseline's over equal trials; None for the baseline, or without any."""
+    """Difference of `accuracy` to the baseline's over equal repetitions, if there are any."""
     verdict: Verdict
     majority_accuracy: float
     """Mean over all runs, as a fraction of one."""
@@ -259,20 +257,27 @@ def _validation_mean(group: SeedGroup) -> float:
 
 
 def _compare(runs: Sequence[RunDocument], baseline: Sequence[RunDocument]) -> Comparison:
-    """Compare the deployed models of two experiments, trial by trial."""
+    """Compare the deployed models of two experiments, repetition by repetition."""
     if not runs or not baseline:
         return Comparison(None, obstacle=Reason.NO_RUN)
     if not _have_common_settings(runs, baseline, _SAME_DATA):
         return Comparison(None, obstacle=Reason.OTHER_DATA)
     if not _have_common_settings(runs, baseline, (*_SAME_DATA, *REPETITION_OPTIONS)):
-        return Comparison(None, obstacle=Reason.OTHER_TRIALS)
-    difference = paired_differences(_by_trial(runs, compared_result), _by_trial(baseline, compared_result))
-    test_samples = min(run["test_samples"] for run in (*runs, *baseline))
+        return Comparison(None, obstacle=Reason.OTHER_REPETITIONS)
+    difference = paired_differences(
+        _by_repetition(runs, compared_result), _by_repetition(baseline, compared_result)
+    )
     return Comparison(
         difference,
         obstacle=None if difference else Reason.UNEQUAL_ROUNDS,
-        one_sample=100 / test_samples if test_samples else 0.0,
+        one_sample=one_test_sample([*runs, *baseline]),
     )
+
+
+def one_test_sample(runs: Sequence[RunDocument]) -> float:
+    """Return one test sample of the smallest test set in percentage points; 0 if the sizes are unknown."""
+    test_samples = min(run["test_samples"] for run in runs)
+    return 100 / test_samples if test_samples else 0.0
 
 
 def _have_common_settings(
@@ -290,14 +295,14 @@ def _format_settings(run: RunDocument, keys: Sequence[str]) -> str:
 def _interval(
     runs: Sequence[RunDocument], read: ResultReader, key: str = "accuracy", *, statistic: str = "weighted"
 ) -> Interval | None:
-    values = _by_trial(runs, read, key, statistic)
-    return trial_interval(values) if values else None
+    values = _by_repetition(runs, read, key, statistic)
+    return repetition_interval(values) if values else None
 
 
-def _by_trial(
+def _by_repetition(
     runs: Sequence[RunDocument], read: ResultReader, key: str = "accuracy", statistic: str = "weighted"
-) -> dict[Trial, float]:
-    """Return an accuracy of each run in percent, by its trial.
+) -> dict[Repetition, float]:
+    """Return an accuracy of each run in percent, by its repetition.
 
     Args:
         runs: The runs.
@@ -310,5 +315,5 @@ def _by_trial(
         accuracy = {**(read(run) or {})}.get(key)
         if isinstance(accuracy, dict):
             settings = f"{_format_settings(run, _SAME_DATA)} {run_extent(run)}"
-            values[find_trial(run)._replace(settings=settings)] = 100 * float(accuracy[statistic])
+            values[find_repetition(run)._replace(settings=settings)] = 100 * float(accuracy[statistic])
     return values

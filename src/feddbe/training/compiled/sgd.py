@@ -57,7 +57,7 @@ def train(plan: FitPlan, stack: LayerStack, features: Dataset | None) -> FitResu
         stack = LayerStack(stack.cut_shape, stack.steps[stack.cut :], 0, stack.cut_shape)
     fit, losses = _Fit(plan, stack), no_losses()
     for x, y, size in plan.batches.iterate():
-        for inputs, labels in _chunks(x, y, size * CHUNK_BATCHES):
+        for inputs, labels in _split_batch(x, y, size * CHUNK_BATCHES):
             loss = fit.train(plan.batches.dataset.kernel_inputs(inputs), labels, size)
             losses = losses.add(torch.tensor(loss, dtype=torch.float64), labels.shape[0])
         check_losses(losses, plan.batches)
@@ -83,7 +83,7 @@ def needs_autograd(plan: FitPlan) -> bool:
     return bool(find_autograd_terms(plan)) or plan.params.keys() != plan.model.parameters.keys()
 
 
-def _chunks(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
+def _split_batch(x: Tensor, y: Tensor, size: int) -> Iterable[tuple[Tensor, Tensor]]:
     """Return chunks of at most `size` samples; most clients have one."""
     if y.shape[0] <= size:
         return [(x, y)]
@@ -122,7 +122,7 @@ class _Fit:
             network.set_vectors(vectors)
             network.net["prbm_rate"] = plan.rates.get("prbm", 0.0)
             network.net["mu"] = self.regularizer.mu
-            slope = self.regularizer.slope(math.prod(plan.model.feature_shape), size)
+            slope = self.regularizer.gradient_factor(math.prod(plan.model.feature_shape), size)
             network.net["slope"] = slope if "mean" in const else 0.0
             network.net["extra_z_grad"] = network.extra_z_grad if with_autograd_terms else 0
 
@@ -133,7 +133,7 @@ class _Fit:
 
     def divisors(self, batches: int) -> Array:
         """Return the divisors of MR's running mean after each of the next batches."""
-        weights = self.regularizer.weights(self.weight, batches)
+        weights = self.regularizer.total_weights(self.weight, batches)
         self.weight = float(weights[-1])
         return weights if self.regularizer.corrected and self.regularizer.mu else np.ones(batches)
 
@@ -159,7 +159,7 @@ class _Fit:
         self, model: SplitModel, params: Mapping[str, Tensor], statistics: State, x: Tensor, y: Tensor
     ) -> Gradient:
         """Return the gradient at other parameters, computed in a separate network."""
-        return gradient(model, self.stack, params, x, y)._replace(statistics=statistics)
+        return compute_gradient(model, self.stack, params, x, y)._replace(statistics=statistics)
 
     def cut_vector(self, name: str) -> Tensor:
         vector = self.network.vectors[name].clone(memory_format=torch.contiguous_format)
@@ -180,7 +180,7 @@ def _set_updates(network: Network, plan: FitPlan) -> None:
     else:
         network.net["mode"] = DRIFT if has_drift else PLAIN
     rates = {name: plan.rates.get(name, 0.0) for name in network.parts}
-    to_anchor = {name: rate * weight if name in anchor else 0.0 for name, rate in rates.items()}
+    to_anchor = dict.fromkeys(rates, 0.0) | {name: rates[name] * weight for name in rates if name in anchor}
     decays = {name: to_anchor[name] + rates[name] * weight_decays.get(name, 0.0) for name in rates}
     network.set_updates(rates, decays)
     if momentum:
@@ -198,7 +198,9 @@ class _Parameters(Mapping[str, Tensor]):
     """Parameters of a fit in progress; the model's are copied from the network when a term reads them."""
 
     def __init__(self, fit: _Fit, others: State) -> None:
-        self.fit, self.others, self.copies = fit, others, dict[str, Tensor]()
+        self.fit = fit
+        self.others = others
+        self.copies = dict[str, Tensor]()
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self.others:
@@ -240,7 +242,9 @@ def _train_with_autograd_terms(plan: FitPlan, stack: LayerStack) -> FitResult:
 
 
 def _step_with_autograd_terms(state: _StepState, fit: _Fit, samples: Samples, key: int) -> _StepState:
-    plan, params, size = fit.plan, _Parameters(fit, state.others), len(samples.y)
+    plan = fit.plan
+    params = _Parameters(fit, state.others)
+    size = len(samples.y)
     logits, z_g = fit.network.forward(samples.x, ("logits", "z_g"))
     logits, z_g = logits.view(size, -1), z_g.view(size, *plan.model.feature_shape)
     prbm = {name: fit.cut_vector(name).requires_grad_() for name in plan.extras}
@@ -269,7 +273,7 @@ def _step_with_autograd_terms(state: _StepState, fit: _Fit, samples: Samples, ke
     return _StepState(state.others, carries, state.losses.add(losses[0], size))
 
 
-def gradient(
+def compute_gradient(
     model: SplitModel, stack: LayerStack, params: Mapping[str, Tensor], x: Tensor, y: Tensor
 ) -> Gradient:
     """Return the gradient of the cross-entropy; 0 for frozen parameters."""

@@ -28,7 +28,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a line for each failed handsh
 import grpc
 import grpc.aio
 
-from feddbe.errors import InvalidInputError
+from feddbe.errors import InvalidInputError, truncate
 from feddbe.federation.certificates import Invitation, fingerprint
 from feddbe.federation.folder import FederationFolder
 from feddbe.federation.node import Node
@@ -46,6 +46,8 @@ KEEPALIVE = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # otherwise the server ends the connection
     ("grpc.max_receive_message_length", FRAME + MAX_HEADER + 1024),
 ]
+HANDSHAKE_SECONDS = 10
+"""Seconds in which a client must present its certificate, so that silent connections end."""
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0
 """Seconds between attempts of a node to connect."""
 LOG = logging.getLogger("feddbe.federation")
@@ -155,12 +157,19 @@ class DirectServer:
         self._lock = threading.Lock()
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="federation", daemon=True).start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        try:
+            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
 
     async def _start(self) -> None:
         handler = grpc.stream_stream_rpc_method_handler(self._connect)
-        # so_reuseport: otherwise a second run would share the port
-        options = [*KEEPALIVE, ("grpc.so_reuseport", 0)]
+        options = [
+            *KEEPALIVE,
+            ("grpc.so_reuseport", 0),  # otherwise a second run would share the port
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_SECONDS * 1000),  # otherwise 120 s
+        ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=1000)
         handlers = grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler})
         self._server.add_generic_rpc_handlers((handlers,))
@@ -193,9 +202,9 @@ class DirectServer:
             self._streams[name] = stream
         if previous is not None:  # its process died unnoticed, or two processes use one invitation
             previous.frames.put_nowait(None)
-        self._notify()
         writer = asyncio.ensure_future(_write_frames(stream, context))
         try:
+            self._notify()
             await self._read_frames(name, context, writer)
         finally:
             writer.cancel()
@@ -309,7 +318,7 @@ def serve_node(invitation: Invitation, node: Node) -> None:
                             outbox.put(reply_frame)
                 reason = "the server closed the connection"
             except grpc.RpcError as error:
-                code, details = error.code(), error.details()
+                code, details = error.code(), truncate(error.details())
                 reason = f"{code.name}: {details}"
                 if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS):
                     raise InvalidInputError(f"the server refuses '{invitation.name}': {details}") from None

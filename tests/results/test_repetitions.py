@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from feddbe.results.document import RunDocument
-from feddbe.results.seeds import (
+from feddbe.results.repetitions import (
     best_on_validation,
     describe_repetitions,
     group_names,
