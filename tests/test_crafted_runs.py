@@ -31,6 +31,7 @@ from feddbe.runs.folders import list_runs
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.state import decode, encode
 from tests.crafted import HOSTILE_TEXTS, RunFile, craft
+from tests.waiting import PATIENCE
 
 CASES = int(os.environ.get("FEDDBE_CASES", "30"))
 ALL_COMMANDS = "FEDDBE_CASES" in os.environ
@@ -484,7 +485,7 @@ def test_two_processes_that_start_one_run(tmp_path: Path) -> None:
         subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    outputs = [process.communicate(timeout=120) for process in processes]
+    outputs = [process.communicate(timeout=PATIENCE) for process in processes]
     codes = [process.returncode for process in processes]
     assert sorted(codes) == [0, 2]
     (error,) = outputs[codes.index(2)][1].splitlines()

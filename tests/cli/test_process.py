@@ -12,8 +12,7 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +21,12 @@ import pytest
 import feddbe
 from feddbe.results.document import RoundResult, RunDocument
 from tests.progress import remove_progress
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 FEDDBE = [sys.executable, "-m", "feddbe"]
 RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", "6", "--local-epochs", "2"]
-TIMEOUT = 60.0
-"""Seconds."""
 
 
 def start(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
@@ -54,16 +52,8 @@ def start(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Pope
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     """Wait for a process and return its exit code and output, without progress lines."""
-    out, err = process.communicate(timeout=TIMEOUT)
+    out, err = process.communicate(timeout=PATIENCE)
     return process.returncode, out, err and remove_progress(err)
-
-
-def wait_until(condition: Callable[[], bool], description: str) -> None:
-    """Wait until the condition is true."""
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < end, f"timeout: {description}"
-        time.sleep(0.02)
 
 
 def count_stored_rounds(folder: Path) -> int:
@@ -207,7 +197,7 @@ def test_ctrl_c_during_start_prints_one_line(delay: float, tmp_path: Path) -> No
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=PATIENCE,
     )
     err = remove_progress(done.stderr)
     assert (done.stdout, err.count("\n")) == ("", 1)
@@ -219,14 +209,14 @@ def test_ctrl_c_during_start_prints_one_line(delay: float, tmp_path: Path) -> No
 def test_stopped_worker_ends_after_kill_of_its_parent(running: RunningProcess) -> None:
     os.kill(running.workers[0], signal.SIGSTOP)
     running.process.kill()
-    running.process.wait(TIMEOUT)
+    running.process.wait(PATIENCE)
     wait_for_end(running.workers)
 
 
 def test_resume_with_damaged_wal_is_bit_exact(running: RunningProcess, uninterrupted: RunDocument) -> None:
     """SQLite drops the damaged end of the log; the rounds in it are repeated."""
     running.process.kill()
-    running.process.wait(TIMEOUT)
+    running.process.wait(PATIENCE)
     wal = running.folder / "run.sqlite-wal"
     content = bytearray(wal.read_bytes())
     content[len(content) // 2] ^= 1
@@ -240,7 +230,7 @@ def test_kill_9_ends_workers_and_resume_is_bit_exact(
     running: RunningProcess, uninterrupted: RunDocument
 ) -> None:
     running.process.kill()
-    assert running.process.wait(TIMEOUT) == -signal.SIGKILL
+    assert running.process.wait(PATIENCE) == -signal.SIGKILL
     wait_for_end(running.workers)
     assert 3 <= len(feddbe.load_run(running.folder)["rounds"]) < 7
     assert_identical(run_in_this_process(running.folder, resume=True), uninterrupted)
@@ -348,7 +338,7 @@ def test_closed_stream_is_ignored(stream: int, root: Path) -> None:
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=PATIENCE,
     )
     assert (done.returncode, remove_progress(done.stderr)) == (0, "")
     assert bool(done.stdout) == (stream == 2)
@@ -361,7 +351,7 @@ def test_run_continues_if_stderr_is_not_read(tmp_path: Path) -> None:
     words = "run fedavg --rounds 2 --clients 3 --partition iid --engine serial --out r"
     process = start(words.split(), tmp_path, stderr=write_end)
     os.close(write_end)
-    out, _ = process.communicate(timeout=TIMEOUT)
+    out, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert "last @2" in out
 
@@ -372,5 +362,5 @@ def test_stdout_that_is_not_read_is_ignored(root: Path, uninterrupted: RunDocume
     os.close(read_end)
     process = start(["show", "uninterrupted"], root, stdout=write_end)
     os.close(write_end)
-    _, err = process.communicate(timeout=TIMEOUT)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (0, "")

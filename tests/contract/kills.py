@@ -28,6 +28,7 @@ import feddbe
 from feddbe.data.dataset import Dataset
 from feddbe.errors import StoreError
 from tests.federation import make_dataset, read_states
+from tests.waiting import wait_until
 
 METHODS = (
     "fedavg+dbe", "scaffold+dbe", "fedgen(steps=5)+mr", "moon+dbe", "ditto+mr", "fedrep", "fedfomo", "apple",
@@ -105,9 +106,8 @@ def attempt_runs(
             os.kill(victim, signal.SIGKILL)
             counts["workers" if victim != pid else "runs"] += 1
     _, status = os.waitpid(pid, 0)
-    deadline = time.monotonic() + 10
-    while any(exists(worker) for worker in workers) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    with contextlib.suppress(AssertionError):
+        wait_until(lambda: not any(map(exists, workers)), "the end of all workers", seconds=60, pause=0.005)
     counts["orphans"] += sum(exists(worker) for worker in workers)
     if os.WIFSIGNALED(status):
         return False

@@ -21,6 +21,7 @@ import torch
 from feddbe.data.dataset import Dataset
 from feddbe.data.files import CachedArrays, NewArray, load_cached
 from feddbe.errors import InvalidInputError
+from tests.waiting import PATIENCE
 
 X = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
 
@@ -306,7 +307,7 @@ def test_full_disk_keeps_arrays_in_memory(source: Path, caplog: pytest.LogCaptur
 def build_concurrently(source: Path, barrier: Barrier, results: Any) -> None:
     def build(new: NewArray) -> None:
         x = new("x", (1 << 20,), np.uint8)
-        barrier.wait(60)  # all processes are building
+        barrier.wait(PATIENCE)  # all processes are building
         x[:] = 5
         new("owner", (1,), np.int64)[:] = os.getpid()
 
@@ -326,9 +327,9 @@ def test_concurrent_builds_share_one_cache(source: Path, stale: bool) -> None:
     ]
     for process in processes:
         process.start()
-    totals_and_owners = [results.get(timeout=60) for _ in processes]
+    totals_and_owners = [results.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [total for total, _ in totals_and_owners] == [5 << 20] * 3
     cached = load_cached("toy", None, "arrays", [source], Builder()).arrays
     assert int(cached["x"].sum(dtype=np.int64)) == 5 << 20, "not built again"

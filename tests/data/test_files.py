@@ -18,6 +18,7 @@ from filelock import FileLock
 
 from feddbe.data.files import Verification, cache_folders, download, search_folders, verify
 from feddbe.errors import InvalidInputError
+from tests.waiting import PATIENCE
 
 BODY = bytes(range(256)) * 4096  # 1 MiB: several chunks
 SHA256 = hashlib.sha256(BODY).hexdigest()
@@ -180,7 +181,7 @@ def test_intact_file_is_not_downloaded_again(server: Server, target: Path) -> No
 
 
 def download_after_barrier(url: str, target: Path, checksum: str | None, barrier: Barrier) -> None:
-    barrier.wait(60)
+    barrier.wait(PATIENCE)
     download(url, target, checksum)
 
 
@@ -198,7 +199,7 @@ def test_concurrent_processes_download_once(server: Server, target: Path, checks
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert server.requests == 1
     check_downloaded(target)

@@ -15,6 +15,7 @@ import pytest
 
 import feddbe
 from tests.docs.test_readme import parse_command
+from tests.waiting import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -113,7 +114,7 @@ def test_page_can_be_followed_step_by_step(name: str, tmp_path: Path) -> None:
             continue
         command = {"sh": ["sh", "-e", "-c", text], "python": [sys.executable, "-W", "error", "-c", text]}
         done = subprocess.run(
-            command[language], cwd=work_dir, env=env, capture_output=True, text=True, timeout=300
+            command[language], cwd=work_dir, env=env, capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
         printed, steps = done.stdout, steps + 1

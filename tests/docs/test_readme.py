@@ -17,6 +17,7 @@ from feddbe.config import options
 from feddbe.methods.registry import parse_method
 from feddbe.runs.experiment import resolve
 from tests.progress import remove_progress
+from tests.waiting import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def test_first_command_works_in_a_new_shell_after_make_demo(tmp_path: Path) -> N
         env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
 
@@ -63,7 +64,7 @@ def test_snippet_runs_and_prints(snippet: str, tmp_path: Path) -> None:
         env={**os.environ, "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     progress = [line for line in done.stderr.splitlines() if not re.match(r"\S+: round \d+ of \d+", line)]

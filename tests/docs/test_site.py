@@ -16,6 +16,7 @@ import feddbe
 from docs import hooks
 from feddbe import cli
 from feddbe.methods.registry import describe_methods
+from tests.waiting import PATIENCE
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed")
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "src")},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -12,6 +12,7 @@ import pytest
 
 from feddbe import cli, testing
 from feddbe.methods.base import Method
+from tests.waiting import PATIENCE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "writing_a_method.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
@@ -32,7 +33,7 @@ def page_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_snippets_print_what_the_page_shows(page_folder: Path) -> None:
     """All snippets are executed in one process."""
     words = [sys.executable, "-W", "error", "-c", "\nprint('-----')\n".join(SNIPPETS)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     progress = [line for line in done.stderr.splitlines() if not re.match(r"\S+: round \d+ of \d+", line)]
     assert (done.returncode, progress) == (0, [])
     checked, checked_with_model, rejected, compared = done.stdout.split("-----\n")

@@ -12,17 +12,16 @@ import socket
 import ssl
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import PATIENCE, wait_until
+
 HOST = "127.0.0.1"
-START_SECONDS = 120
-"""Seconds in which a service must start, or a short command must end."""
 RUN_SECONDS = 900
 """Seconds in which a run must end."""
 PAGE = Path(__file__).parents[2] / "docs" / "federation.md"
@@ -34,21 +33,6 @@ def free_port() -> int:
         listener.bind((HOST, 0))
         port: int = listener.getsockname()[1]
         return port
-
-
-def wait_until(condition: Callable[[], Any], subject: str, seconds: float, pause: float = 0.5) -> Any:
-    """Return the first true value of the condition, which is evaluated after pauses in seconds.
-
-    Raises:
-        AssertionError: There was none in time.
-    """
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(pause)
-    raise AssertionError(f"{subject} did not happen in {seconds:g} s")
 
 
 def find_nginx() -> str | None:
@@ -100,7 +84,7 @@ class FlowerDeployment:
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             "--database", "superlink.db", "--host", HOST, "--port", str(self.port),
         )  # fmt: skip
-        wait_until(lambda: self.status_of("/health", self.port) == 200, "SuperLink's start", START_SECONDS)
+        wait_until(lambda: self.status_of("/health", self.port) == 200, "SuperLink's start")
 
     def _start_nginx(self) -> None:
         """Start nginx with the documented rule; only its addresses and files are replaced."""
@@ -127,7 +111,7 @@ class FlowerDeployment:
         nginx = find_nginx()
         assert nginx is not None
         self.start("nginx", nginx, "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log"))
-        wait_until(lambda: self.status_of("/", self.nodes_port) == 404, "nginx's start", START_SECONDS)
+        wait_until(lambda: self.status_of("/", self.nodes_port) == 404, "nginx's start")
 
     def start(self, name: str, *words: str) -> None:
         """Start a process with its output in NAME.log."""
@@ -138,7 +122,7 @@ class FlowerDeployment:
     def call(self, *words: str) -> str:
         """Return the output of a command that must succeed."""
         done = subprocess.run(
-            words, env=self._environment, cwd=self.root, capture_output=True, text=True, timeout=START_SECONDS
+            words, env=self._environment, cwd=self.root, capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -162,7 +146,7 @@ class FlowerDeployment:
                 "--host", HOST, "--port", str(free_port()),
                 "--node-config", f'data="{path}" state="{self.root}/state-{name}"',
             )  # fmt: skip
-        wait_until(lambda: self._count_online() == len(files), "all nodes online", START_SECONDS)
+        wait_until(lambda: self._count_online() == len(files), "all nodes online", pause=0.5)
 
     def _count_online(self) -> int:
         return json.dumps(self.flwr_json("supernode", "list")).count('"online"')

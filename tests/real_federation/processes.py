@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,9 +19,8 @@ from feddbe.federation.private_store import PrivateStore
 from feddbe.runs.build_document import load_document
 from feddbe.runs.store import RunStore
 from tests.real_federation.nodes import NAMES, OPTIONS, make_files, make_spec, pool_datasets, run_serial
+from tests.waiting import PATIENCE, wait_until
 
-SECONDS = 300
-"""Seconds after which a process counts as hanging."""
 Process = subprocess.Popen[str]
 
 
@@ -44,17 +42,6 @@ def is_listening(port: int) -> bool:
     """Return True if a process listens on this port of 127.0.0.1."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
-
-
-def wait_until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
-    """Return the first true value of the condition."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"{what} did not happen in {seconds:g} s")
 
 
 def count_rounds(folder: Path) -> int:
@@ -104,7 +91,7 @@ class Federation:
 
     def finish(self, process: Process) -> tuple[int, str]:
         """Return the exit code and the output of a process that ends."""
-        return process.wait(SECONDS), self.output(process)
+        return process.wait(PATIENCE), self.output(process)
 
     def call(self, *words: str | Path, code: int = 0, cwd: str = "") -> str:
         """Return the output of a command that ends with this exit code."""
@@ -198,7 +185,7 @@ class Federation:
         for process in processes:
             process.send_signal(signal.SIGKILL)
         for process in processes:
-            process.wait(SECONDS)
+            process.wait(PATIENCE)
 
     def close(self) -> None:
         """Kill all processes that are left."""

@@ -18,7 +18,8 @@ pytest.importorskip("cryptography", reason="needs feddbe[federation]")
 
 from feddbe import cli
 from tests.real_federation.nodes import NAMES, hashes
-from tests.real_federation.processes import Federation, free_port, is_listening, run_options, wait_until
+from tests.real_federation.processes import Federation, free_port, is_listening, run_options
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ pytest.importorskip("cryptography", reason="needs feddbe[federation]")
 
 from tests.real_federation.nodes import NAMES, hashes
 from tests.real_federation.pausing_node import LOCK_SECONDS
-from tests.real_federation.processes import Federation, Process, count_rounds, wait_until
+from tests.real_federation.processes import Federation, Process, count_rounds
+from tests.waiting import wait_until
 
 METHOD = "scaffold+dbe"
 BERT = 1

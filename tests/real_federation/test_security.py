@@ -37,7 +37,8 @@ from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientTask
 from feddbe.state import as_bytes, decode, encode
 from tests.real_federation.nodes import NAMES, LocalFederation, kind_and_type, make_files
-from tests.real_federation.processes import Federation, free_port, run_options, wait_until
+from tests.real_federation.processes import Federation, free_port, run_options
+from tests.waiting import wait_until
 
 needs_minutes = pytest.mark.skipif("FEDDBE_CASES" not in os.environ, reason="starts processes: make test-all")
 PATH = f"/{SERVICE}/{METHOD}"

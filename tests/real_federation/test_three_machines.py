@@ -21,7 +21,7 @@ from feddbe.federation.data_spec import DataSpec
 from feddbe.runs.build_document import load_document
 from tests.docs.test_pages import DOCS, read_blocks
 from tests.real_federation.nodes import hashes, pool_datasets, run_serial
-from tests.real_federation.processes import SECONDS, wait_until
+from tests.waiting import PATIENCE, wait_until
 
 ADDRESSES = {"server": "10.77.0.1", "anna": "10.77.0.2", "bert": "10.77.0.3"}
 PORT = 8443
@@ -34,7 +34,7 @@ pytestmark = [
 
 def call_ip(*words: str) -> None:
     """Run a command of iproute2."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
         pytest.skip(f"cannot create network namespaces: {done.stderr.strip()}")
 
@@ -64,7 +64,7 @@ class Machine:
         """Run a command that succeeds."""
         with self.start(command) as process:
             try:
-                code = process.wait(SECONDS)
+                code = process.wait(PATIENCE)
             finally:
                 process.kill()
         assert code == 0, f"{command}: {self.output()}"
@@ -80,7 +80,7 @@ class Machine:
     def listening_ports(self) -> set[int]:
         """Return the TCP ports on which processes of the namespace listen."""
         words = ["ip", "netns", "exec", self.namespace, "cat", "/proc/net/tcp", "/proc/net/tcp6"]
-        text = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS).stdout
+        text = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE).stdout
         return {int(port, 16) for port in re.findall(r"^ *\d+: \w+:(\w+) \w+:\w+ 0A ", text, re.MULTILINE)}
 
 
@@ -131,14 +131,14 @@ def test_page_can_be_followed_on_three_machines(machines: dict[str, Machine], tm
             shutil.move(server.folder / invitation, node.folder / invitation)  # 2. send the invitations
             (join,) = node.commands(0)  # 3. start the nodes
             process = node.start(join)
-            cleanup.callback(process.wait, SECONDS)
+            cleanup.callback(process.wait, PATIENCE)
             cleanup.callback(process.kill)
         run, status = server.commands(1)  # 4. run
         process = server.start(run)
         cleanup.callback(process.kill)
         wait_until(lambda: server.listening_ports() == {PORT}, "listening")
         assert anna.listening_ports() == bert.listening_ports() == set()
-        assert process.wait(SECONDS) == 0, server.output()
+        assert process.wait(PATIENCE) == 0, server.output()
         assert server.listening_ports() == set()
         server.call(status)
         assert "fedavg+dbe, round 20 of 20" in server.output().splitlines()[-1]
@@ -160,6 +160,6 @@ def test_unit_of_the_page_is_valid(tmp_path: Path) -> None:
     path = tmp_path / "feddbe.service"
     path.write_text(re.sub(r"ExecStart=\S+", "ExecStart=/bin/true", unit.replace("User=feddbe", "User=root")))
     done = subprocess.run(
-        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=SECONDS
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, timeout=PATIENCE
     )
     assert str(path.name) not in done.stderr, done.stderr

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from feddbe.testing import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
 from tests.federation import are_identical, experiment, run_outcome, run_recorded
+from tests.waiting import wait_until
 
 
 class KillingPool(PoolEngine):
@@ -312,10 +312,7 @@ def test_close_ends_all_processes() -> None:
     pool = PoolEngine(e.task, e.method, 3)
     pids = pool.pids
     pool.close()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(p.pid in pids for p in multiprocessing.active_children()):
-        time.sleep(0.01)
-    assert not [p for p in multiprocessing.active_children() if p.pid in pids]
+    wait_until(lambda: not any(p.pid in pids for p in multiprocessing.active_children()), "their end")
 
 
 def test_engine_specs_set_the_number_of_processes() -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from feddbe.runs.store import RunStore, exclusive, make_folder
 from feddbe.simulation import loop
 from feddbe.studies import runner
 from feddbe.studies.runner import RunSpec, expand_grid, plan_runs, run_missing
+from tests.waiting import PATIENCE, wait_until
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -200,7 +200,7 @@ from pathlib import Path
 from feddbe.studies import runner
 from feddbe.studies.runner import expand_grid
 runner.available_cores = lambda: 2
-options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 400, "metrics": "accuracy"}
+options = {"data": "digits", "partition": "iid", "clients": 4, "rounds": 4000, "metrics": "accuracy"}
 runner.run_missing(runner.plan_runs(expand_grid(["fedavg", "fedavg+dbe"], options), Path(sys.argv[1])))
 """
 
@@ -227,30 +227,34 @@ def test_plan_of_a_run_in_progress_is_consistent(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_stopped_study_can_be_resumed(tmp_path: Path, number: signal.Signals) -> None:
+    cells = expand_grid(["fedavg", "fedavg+dbe"], SMALL)
+    unlimited = expand_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 4000})
+
+    def have_four_rounds() -> bool:
+        documents = [planned.document for planned in plan_runs(unlimited, tmp_path)]
+        return all(document and len(document["rounds"]) > 3 for document in documents)
+
     study = subprocess.Popen(
         [sys.executable, "-c", STUDY, str(tmp_path)],
         stderr=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    cells = expand_grid(["fedavg", "fedavg+dbe"], SMALL)
-    unlimited = expand_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": 400})
-    end = time.monotonic() + 60
-    while not all(p.document and len(p.document["rounds"]) > 3 for p in plan_runs(unlimited, tmp_path)):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    children = [int(p) for p in Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()]
-    study.send_signal(number)
-    study.wait(60)
+    with study:
+        try:
+            wait_until(have_four_rounds, "round 3 of both runs", pause=0.2)
+            children = Path(f"/proc/{study.pid}/task/{study.pid}/children").read_text().split()
+            study.send_signal(number)
+            study.wait(PATIENCE)
+        finally:
+            study.kill()
     assert len(children) == 2
-    while any(Path(f"/proc/{pid}").exists() for pid in children):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "the end of both runs")
     if number == signal.SIGINT:
         assert not list(tmp_path.glob("*/.lock"))
     stopped = plan_runs(cells, tmp_path)
     assert all(p.is_done for p in stopped)  # of the two rounds that these cells want
     far = [len(p.document["rounds"]) - 1 for p in plan_runs(unlimited, tmp_path) if p.document]
-    assert all(3 <= count < 400 for count in far)
+    assert all(3 <= count < 4000 for count in far)
     longer = expand_grid(["fedavg", "fedavg+dbe"], {**SMALL, "rounds": max(far) + 1})
     assert run_missing(plan_runs(longer, tmp_path)) == {}
     assert all(p.is_done for p in plan_runs(longer, tmp_path))
