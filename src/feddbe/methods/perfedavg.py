@@ -132,7 +132,7 @@ def _gradient(
 
 
 def _add_scaled(w: State, direction: State, scale: float) -> State:
-    """Return w + by * direction."""
+    """Return w + scale * direction."""
     return {name: p + scale * direction[name] for name, p in w.items()}
 
 
