@@ -36,14 +36,14 @@ from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
 from feddbe.federation.certificates import Invitation
 from feddbe.federation.data_spec import DataSpec
-from feddbe.federation.folder import FederationFolder
 from feddbe.federation.grpc_transport import DirectServer, serve_node
 from feddbe.federation.node import Node
+from feddbe.federation.operator_folder import FederationFolder
 from feddbe.federation.private_store import PrivateStore
 from feddbe.federation.protocol import Message
 from feddbe.federation.server import FederationData, collect_summaries
-from feddbe.runs.execution import run_or_resume
 from feddbe.runs.experiment import resolve
+from feddbe.runs.start import run_or_resume
 from feddbe.state import Receipt
 
 LARGE = 2_300_000

@@ -28,7 +28,7 @@ from feddbe.runs.store import RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.loop import RoundLoop, initial_server_state
 from feddbe.state import State, drop_keys
-from feddbe.training.terms import MeanRegularizer, Term, TermContext
+from feddbe.training.loss_terms import MeanRegularizer, Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 

@@ -37,7 +37,7 @@ from feddbe import api
 from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config
 from feddbe.data.dataset import Dataset
-from feddbe.runs import execution
+from feddbe.runs import start
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines
@@ -89,7 +89,7 @@ def run_once(method: str, clients: int, rounds: int, engine: str, folder: Path) 
     resolved = time.perf_counter()
     workers = engines.create_engine(engine, experiment_.task, experiment_.method)
     server = initial_server_state(experiment_)
-    store = RunStore.create(folder, execution.initial_metadata(experiment_, server), server)
+    store = RunStore.create(folder, start.initial_metadata(experiment_, server), server)
     loop = RoundLoop(experiment_, store, workers, Callback())
     ready = time.perf_counter()
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,8 @@ settings.register_profile("feddbe", deadline=None, derandomize=True)
 settings.load_profile("feddbe")
 # Test processes share the cores, and threads of torch would wait for each other actively.
 torch.set_num_threads(1)
+# If the tests were started in the background, SIGINT is ignored, also by the processes that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

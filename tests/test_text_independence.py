@@ -24,8 +24,8 @@ from feddbe.runs.experiment import resolve
 from feddbe.studies import paper, reproduce, tune
 from feddbe.training import backends
 from tests.documents import document
-from tests.federation import experiment, run_outcome
 from tests.reporting.test_new_clients import new_clients_run
+from tests.small_runs import experiment, run_outcome
 from tests.training.compiled.test_backend import make_plan
 
 SOURCES = Path(feddbe.__file__).parent

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from feddbe.methods.fedavg import FedAvg
     from feddbe.methods.registry import METHODS
     from feddbe.models.split_model import SplitModel
-    from feddbe.reporting.run import Run, Runs, Sweep
+    from feddbe.reporting.run_objects import Run, Runs, Sweep
 
 __all__ = [
     "METHODS",
@@ -80,12 +80,12 @@ _MODULES = {
     "FeddbeError": "errors",
     "InvalidInputError": "errors",
     "Method": "methods.base",
-    "Run": "reporting.run",
-    "Runs": "reporting.run",
+    "Run": "reporting.run_objects",
+    "Runs": "reporting.run_objects",
     "Split": "data.split",
     "SplitModel": "models.split_model",
     "StoreError": "errors",
-    "Sweep": "reporting.run",
+    "Sweep": "reporting.run_objects",
     "analyze": "api",
     "compare": "api",
     "draw": "api",

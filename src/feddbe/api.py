@@ -36,7 +36,7 @@ from feddbe.reporting.build_tables import RunRecord, run_record
 from feddbe.reporting.figure import Figure
 from feddbe.reporting.html.page import write_report
 from feddbe.reporting.paper_table import PaperTable
-from feddbe.reporting.run import Run, Runs, Sweep, summary_table
+from feddbe.reporting.run_objects import Run, Runs, Sweep, summary_table
 from feddbe.results.document import RunDocument, accuracy_curve, new_clients_curve
 from feddbe.results.fairness import Fairness, Overhead, compute_fairness, compute_overhead, requested_result
 from feddbe.runs import analysis, folders
@@ -47,10 +47,10 @@ from feddbe.runs.build_document import (
     divergence_error,
     load_document,
 )
-from feddbe.runs.execution import run_requests
+from feddbe.runs.start import run_requests
 from feddbe.runs.store import RunStore, sharing_stores
-from feddbe.studies import record, sweep
 from feddbe.studies import reproduce as paper_studies
+from feddbe.studies import study_record, sweep
 from feddbe.studies import tune as studies_tune
 from feddbe.studies.tune import TuneResult
 
@@ -202,7 +202,7 @@ def load(folder: str | Path, *, hashes: bool = True) -> Run | Runs:
         InvalidInputError: The run does not exist, or the folder has several studies.
         StoreError: A file cannot be read, or no run of the study exists.
     """
-    study_folder = record.find_study(str(folder))
+    study_folder = study_record.find_study(str(folder))
     if study_folder is None:
         return load_run(folder, hashes=hashes)
     return _load_study(study_folder, hashes=hashes)
@@ -240,19 +240,19 @@ def load_study(folder: str | Path, *, hashes: bool = True) -> Runs:
         InvalidInputError: The folder is not that of a study, or has several studies.
         StoreError: A file cannot be read, or no run of the study exists.
     """
-    study_folder = record.find_study(str(folder))
+    study_folder = study_record.find_study(str(folder))
     if study_folder is None:
-        existing = ", ".join(map(str, record.all_studies()[:8])) or f"none in {RUNS_DIR}/"
+        existing = ", ".join(map(str, study_record.all_studies()[:8])) or f"none in {RUNS_DIR}/"
         raise InvalidInputError(f"'{folder}' is not the folder of a study; existing studies: {existing}")
     return _load_study(study_folder, hashes=hashes)
 
 
 def _load_study(folder: Path, *, hashes: bool) -> Runs:
     """Return the runs of the study in a folder, with warnings at the line of the user's call."""
-    study = record.open_study(folder, hashes=hashes)
+    study = study_record.open_study(folder, hashes=hashes)
     for problem in study.problems:
         warnings.warn(problem, stacklevel=3)
-    is_sweep = study.record.purpose is record.Purpose.SWEEP
+    is_sweep = study.record.purpose is study_record.Purpose.SWEEP
     return (Sweep if is_sweep else Runs)(map(Run, study.documents))
 
 
@@ -284,19 +284,19 @@ def report(
         raise InvalidInputError("a report needs at least one run: got none. Name the folders of runs.")
     sweeps = {}
     paper_tables = {}
-    for study_folder in filter(None, map(record.find_study, names)):
+    for study_folder in filter(None, map(study_record.find_study, names)):
         command = shlex.join(["feddbe", "show", str(study_folder)])
-        study = record.open_study(study_folder)
-        if study.record.purpose is record.Purpose.SWEEP:
+        study = study_record.open_study(study_folder)
+        if study.record.purpose is study_record.Purpose.SWEEP:
             sweeps[command] = summary_table(study.documents, is_sweep=True)
-        elif study.record.purpose is record.Purpose.PAPER_TABLE:
+        elif study.record.purpose is study_record.Purpose.PAPER_TABLE:
             paper_study = paper_studies.reopen_study(study.record, study_folder)
             plans = paper_studies.plan_studies([paper_study], study_folder.parent)
             if not paper_study.figure:
                 paper_tables[command] = paper_studies.compare_with_paper(paper_study, plans)
-    documents = record.load_documents(names, callback.on_message if callback else warnings.warn)
+    documents = study_record.load_documents(names, callback.on_message if callback else warnings.warn)
     folder_paths = [Path(document["folder"]) for document in documents]
-    path = Path(out) if out else record.output_folder(names[0]) / "report.html"
+    path = Path(out) if out else study_record.output_folder(names[0]) / "report.html"
     return write_report(folder_paths, path, studies=paper_tables, sweeps=sweeps, documents=documents)
 
 
@@ -312,7 +312,7 @@ def list_runs(folder: str | Path = RUNS_DIR) -> list[RunRecord]:
     """
     root = Path(folder)
     records = [run_record(path, root) for path in folders.list_runs(root)]
-    sweep_runs = {str(path.relative_to(root)) for path in record.runs_of_sweeps(root)}
+    sweep_runs = {str(path.relative_to(root)) for path in study_record.runs_of_sweeps(root)}
     for run in records:
         if run["name"] in sweep_runs:
             run["best"] = run["last"] = None
@@ -370,7 +370,9 @@ def _load_documents(runs: RunNames) -> list[RunDocument]:
         runs = runs.chosen
     documents: dict[str, RunDocument] = {}
     for run in runs:
-        named = [run.document] if isinstance(run, Run) else record.load_documents([str(run)], warnings.warn)
+        named = (
+            [run.document] if isinstance(run, Run) else study_record.load_documents([str(run)], warnings.warn)
+        )
         for document in named:
             documents.setdefault(document["folder"], document)
     return list(documents.values())
@@ -559,7 +561,7 @@ def analyze(
     names = _list_names(runs)
     permission = make_permission(code, trust=trust)
     with sharing_stores(), _callbacks(callback, quiet=quiet) as callbacks:
-        for document in record.load_documents(names, callbacks.on_message):
+        for document in study_record.load_documents(names, callbacks.on_message):
             analysis.run_analyses(
                 Path(document["folder"]),
                 request,
@@ -568,7 +570,7 @@ def analyze(
                 allowed=permission,
                 callback=callbacks,
             )
-        return Runs(map(Run, record.load_documents(names, lambda problem: None)))
+        return Runs(map(Run, study_record.load_documents(names, lambda problem: None)))
 
 
 def draw_analyses(folder: str | Path, documents: Sequence[RunDocument] | Sequence[Run]) -> list[Path]:

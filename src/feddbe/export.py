@@ -4,7 +4,7 @@
     logits = h(z) + h_p(z) with z = f(x)        FedRoD
 
 The parameters are those with which the round was evaluated, global and private parts together, recomputed
-from the run's file (`runs/replay.py`). Preprocessing, labels and names of clients are those that the run
+from the run's file (`runs/reopen.py`). Preprocessing, labels and names of clients are those that the run
 stored. The module must reproduce the method's logits on the client's test data and the run's accuracy;
 otherwise it is not returned.
 """
@@ -40,7 +40,7 @@ from feddbe.methods.base import PERSONAL, Method
 from feddbe.models.registry import MeanEmbedding, ModelSource
 from feddbe.paths import expand_path
 from feddbe.runs import folders
-from feddbe.runs.replay import Checkpoint, load_experiment
+from feddbe.runs.reopen import Checkpoint, load_experiment
 from feddbe.runs.store import RunStore, corrupt_run_error
 from feddbe.state import State, strip_prefix
 from feddbe.training.trainer import ClientTrainer

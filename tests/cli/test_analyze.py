@@ -22,7 +22,7 @@ from feddbe.metrics.representations.points import Points, make_points
 from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.runs import analysis
-from feddbe.runs.replay import load_experiment
+from feddbe.runs.reopen import load_experiment
 from feddbe.runs.store import RunStore, verify_run
 from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State

@@ -30,16 +30,9 @@ RUN = ["run", "fedavg+dbe", "--clients", "4", "--partition", "iid", "--rounds", 
 
 
 def start(words: Sequence[str], folder: Path, **options: Any) -> subprocess.Popen[str]:
-    """Start `feddbe ...` in a folder and a new process group.
-
-    Ctrl-C is not ignored, as in a shell; processes that were started in the background ignore it.
-    """
+    """Start `feddbe ...` in a folder and a new process group."""
     environment = {**os.environ, "COLUMNS": "80", "TERM": "xterm"}
-    defaults = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    }
+    defaults = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(
         [*FEDDBE, *words],
         cwd=folder,

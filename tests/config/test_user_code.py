@@ -13,7 +13,7 @@ import feddbe
 from feddbe.config import user_code
 from feddbe.config.user_code import UserObject
 from feddbe.errors import InvalidInputError
-from tests.federation import make_dataset
+from tests.small_runs import make_dataset
 
 MODEL = """
 from torch import nn

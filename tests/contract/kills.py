@@ -27,7 +27,7 @@ import torch
 import feddbe
 from feddbe.data.dataset import Dataset
 from feddbe.errors import StoreError
-from tests.federation import make_dataset, read_states
+from tests.small_runs import make_dataset, read_states
 from tests.waiting import wait_until
 
 METHODS = (

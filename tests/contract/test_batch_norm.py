@@ -22,10 +22,10 @@ from feddbe.models.registry import BasicBlock
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.simulation.client import BUFFER
 from feddbe.state import State, sha256, strip_prefix, weighted_mean
+from feddbe.training.loss_terms import TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import TermContext
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import MessageRecorder, are_identical, make_dataset, run_outcome, run_recorded
+from tests.small_runs import MessageRecorder, are_identical, make_dataset, run_outcome, run_recorded
 
 SHARED = f"{BUFFER}shared/"
 

@@ -19,7 +19,7 @@ from feddbe.simulation.engines.base import Broadcasts, ClientStates, Engine
 from feddbe.simulation.loop import RoundLoop
 from feddbe.state import Receipt, decode, sha256
 from feddbe.training.task import Context
-from tests.federation import (
+from tests.small_runs import (
     COMBINATIONS,
     EngineWithMissingClients,
     RemoteStateEngine,

@@ -12,7 +12,7 @@ import pytest
 from feddbe import testing
 from feddbe.methods.registry import ADDONS, METHODS, hyperparameters, parse_method
 from feddbe.simulation.engines import pool
-from tests.federation import COMBINATIONS, ENGINES, Outcome, experiment, run_outcome, shorten_fedgen
+from tests.small_runs import COMBINATIONS, ENGINES, Outcome, experiment, run_outcome, shorten_fedgen
 
 all_combinations = pytest.mark.parametrize("name", [shorten_fedgen(name) for name in COMBINATIONS])
 

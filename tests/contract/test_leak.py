@@ -15,7 +15,7 @@ from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.testing import find_leaks
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import MessageRecorder, experiment, run_recorded
+from tests.small_runs import MessageRecorder, experiment, run_recorded
 
 HIDDEN = "mean"
 """A name that +mr may send."""

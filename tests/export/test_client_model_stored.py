@@ -15,7 +15,7 @@ from feddbe.config.user_code import make_permission
 from feddbe.errors import FeddbeError, InvalidInputError, StoreError
 from feddbe.export import load_client_model, predict
 from tests.export.test_client_model import train_run
-from tests.runs.test_replay_permissions import change
+from tests.runs.test_reopen_permissions import change
 
 ROWS = [(k % 11, (7 * k) % 13, "abc"[k % 3], ("no", "yes")[(k % 11) > 5], "xyz"[k % 3]) for k in range(90)]
 HEADER = "age,height,job,buys,client"

@@ -30,8 +30,8 @@ from feddbe.metrics.representations.points import make_points
 from feddbe.metrics.representations.tsne import tsne
 from feddbe.state import State
 from feddbe.studies.tune import tune
-from feddbe.training.plan import Batches
-from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_outcome
+from feddbe.training.fit_plan import Batches
+from tests.small_runs import COMBINATIONS, Outcome, experiment, make_dataset, run_outcome
 
 VALUES = Path(__file__).with_name("values.json")
 SIZES = (60, 44, 28, 36, 50)

@@ -11,7 +11,7 @@ import feddbe
 from feddbe.metrics.representations.points import AnalysisResult
 from feddbe.metrics.representations.registry import analysis_settings
 from feddbe.runs.analysis import _AnalysisItem, _write_result
-from feddbe.runs.replay import checkpoint_round
+from feddbe.runs.reopen import checkpoint_round
 from feddbe.runs.store import RunStore
 
 SMALL: dict[str, Any] = {"clients": 4, "partition": "dirichlet:0.5", "model": "mlp", "engine": "serial"}

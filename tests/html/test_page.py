@@ -15,7 +15,7 @@ import pytest
 
 import feddbe
 from feddbe.callbacks.base import Callback
-from feddbe.cli.command import config_options
+from feddbe.cli.base import config_options
 from feddbe.config.options import parse_options
 from feddbe.errors import InvalidInputError
 from feddbe.reporting.build_figures import spread_evenly, thin_rounds
@@ -27,7 +27,7 @@ from feddbe.reporting.html.sections import analysis_commands, rerun_command
 from feddbe.reporting.matplotlib_backend import COLORS
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.runs.build_document import client_accuracies
-from feddbe.runs.execution import resolve_request
+from feddbe.runs.start import resolve_request
 from feddbe.runs.store import RunStore
 from tests.documents import document
 from tests.html.conftest import SMALL

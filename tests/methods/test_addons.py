@@ -13,10 +13,10 @@ from feddbe.methods.addons import MR, PRBM
 from feddbe.methods.base import Upload
 from feddbe.simulation.loop import setup_participants
 from feddbe.state import State
+from feddbe.training.loss_terms import Batch, MeanRegularizer, TermContext
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import Batch, MeanRegularizer, TermContext
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, run_outcome
+from tests.small_runs import are_identical, experiment, run_outcome
 
 
 @pytest.mark.parametrize(

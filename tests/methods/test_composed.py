@@ -13,7 +13,7 @@ from feddbe.methods.fedfomo import FedFomo
 from feddbe.methods.scaffold import Scaffold
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment
+from tests.small_runs import experiment
 
 
 def test_inner_method_never_sees_addon_entries() -> None:

@@ -18,7 +18,7 @@ from feddbe.methods.dp_mean import PrivacyGuarantee, log_delta, noise_scale
 from feddbe.methods.registry import parse_method
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment, make_dataset, run_outcome
+from tests.small_runs import experiment, make_dataset, run_outcome
 
 GUARANTEE = "init_mean=start,epsilon=1,delta=1e-5,clip=2"
 

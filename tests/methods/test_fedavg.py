@@ -16,8 +16,8 @@ from feddbe.methods.registry import hyperparameters, parse_method
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment, make_dataset, run_outcome
 from tests.oracles import fedavg as oracle
+from tests.small_runs import experiment, make_dataset, run_outcome
 
 DIGITS: dict[str, Any] = {
     "partition": "dirichlet:0.1",

@@ -22,7 +22,6 @@ from feddbe.simulation.client import BUFFER
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, run_outcome
 from tests.methods.test_oracles import (
     SETTINGS,
     WITH_LARGER_MESSAGES,
@@ -33,6 +32,7 @@ from tests.methods.test_oracles import (
     run_and_compare,
 )
 from tests.oracles import fedgen_fedfomo_apple as oracle
+from tests.small_runs import are_identical, experiment, run_outcome
 
 USUAL = (60, 44, 28)
 FEW = (13, 9, 6)

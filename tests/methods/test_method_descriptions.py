@@ -14,7 +14,7 @@ from feddbe.methods.fedper import FedPer
 from feddbe.methods.registry import METHODS, describe_methods
 from feddbe.simulation.engines.base import Broadcasts
 from feddbe.state import State, matches_pattern
-from tests.federation import MessageRecorder, experiment, run_recorded
+from tests.small_runs import MessageRecorder, experiment, run_recorded
 
 OPTIONS = {"moon": "(projection=4)"}
 """Options with which a method has all of its declared names."""

@@ -26,7 +26,7 @@ from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_dataset, run_outcome
+from tests.small_runs import are_identical, experiment, make_dataset, run_outcome
 
 SIZES = [40, 44, 28, 36]
 

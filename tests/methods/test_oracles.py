@@ -27,9 +27,9 @@ from feddbe.simulation.client import BUFFER, ClientResult, ClientTask
 from feddbe.simulation.engines.base import Broadcasts, ClientStates
 from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.state import State, drop_keys
-from tests.federation import COMBINATIONS, Outcome, experiment, make_dataset, run_recorded
 from tests.oracles import methods as oracle
 from tests.oracles.methods import Predictions, Result, Setting
+from tests.small_runs import COMBINATIONS, Outcome, experiment, make_dataset, run_recorded
 
 Oracle = Callable[..., Result]
 ORACLES: dict[str, Oracle] = {

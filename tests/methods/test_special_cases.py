@@ -21,11 +21,11 @@ from feddbe.methods.scaffold import CONTROL, Scaffold
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.state import State, add_prefix, strip_prefix
-from feddbe.training.plan import Samples
+from feddbe.training.fit_plan import Samples
+from feddbe.training.loss_terms import Batch, TermContext, gradient_by_autograd
 from feddbe.training.task import Context
-from feddbe.training.terms import Batch, TermContext, gradient_by_autograd
 from feddbe.training.trainer import ClientTrainer, TrainedModel
-from tests.federation import are_identical, experiment, make_dataset, run_outcome
+from tests.small_runs import are_identical, experiment, make_dataset, run_outcome
 
 
 @pytest.mark.parametrize("name", ["fedprox(mu=0)", "moon(mu=0)"])

@@ -25,17 +25,17 @@ from feddbe.methods.fedprox import FedProx
 from feddbe.methods.registry import METHODS, format_name, hyperparameters, is_in_memory, parse_method
 from feddbe.runs.experiment import Recipe
 from feddbe.state import State
+from feddbe.training.loss_terms import prox
 from feddbe.training.task import Context
-from feddbe.training.terms import prox
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_dataset, run_outcome
+from tests.small_runs import are_identical, experiment, make_dataset, run_outcome
 
 FILE = """
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 from feddbe import FedAvg
 from feddbe.methods import parameter
-from feddbe.training.terms import prox
+from feddbe.training.loss_terms import prox
 
 @dataclass(frozen=True)
 class MyProx(FedAvg):

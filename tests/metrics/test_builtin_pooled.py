@@ -11,7 +11,7 @@ from feddbe.metrics.representations.points import make_points
 from feddbe.simulation.recorder import pooled_indices, pooled_records
 from feddbe.testing import make_dataset
 from feddbe.training.task import Task
-from tests.federation import experiment
+from tests.small_runs import experiment
 
 
 def test_drift_by_hand() -> None:

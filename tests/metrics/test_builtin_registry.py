@@ -19,7 +19,7 @@ from feddbe.metrics.client_values import ALL, Value
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientTask, run_client
-from tests.federation import experiment, make_dataset
+from tests.small_runs import experiment, make_dataset
 
 
 @pytest.fixture

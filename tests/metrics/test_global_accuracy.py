@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import feddbe
 from feddbe.metrics.client_values import ALL
-from feddbe.runs.replay import Checkpoint, load_experiment
+from feddbe.runs.reopen import Checkpoint, load_experiment
 from feddbe.runs.store import RunStore
 
 SMALL: dict[str, Any] = {

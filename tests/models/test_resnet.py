@@ -22,7 +22,7 @@ from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.seeds import torch_seeded
 from feddbe.state import State
-from tests.federation import run_outcome
+from tests.small_runs import run_outcome
 
 
 def torchvision_shapes(classes: int) -> dict[str, tuple[int, ...]]:

@@ -14,7 +14,7 @@ from feddbe.config.options import Config
 from feddbe.data.user.arrays import load_object
 from feddbe.errors import InvalidInputError
 from feddbe.runs.experiment import Experiment, resolve
-from tests.federation import are_identical, make_dataset, run_outcome
+from tests.small_runs import are_identical, make_dataset, run_outcome
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_model.py"
 MODEL = """

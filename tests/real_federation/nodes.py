@@ -24,8 +24,8 @@ from feddbe.federation.node import Node, make_recipe
 from feddbe.federation.protocol import Message, task_message
 from feddbe.federation.server import NAME, FederationData
 from feddbe.results.document import RunDocument
-from feddbe.runs.execution import run_or_resume
 from feddbe.runs.experiment import Experiment, resolve
+from feddbe.runs.start import run_or_resume
 from feddbe.runs.store import RunStore
 from feddbe.simulation import loop
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient

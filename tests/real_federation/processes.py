@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from feddbe.federation.data_spec import DataSpec
-from feddbe.federation.folder import FederationFolder
+from feddbe.federation.operator_folder import FederationFolder
 from feddbe.federation.private_store import PrivateStore
 from feddbe.runs.build_document import load_document
 from feddbe.runs.store import RunStore

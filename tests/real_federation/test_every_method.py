@@ -9,7 +9,6 @@ import pytest
 
 from feddbe.data.dataset import Dataset
 from feddbe.federation.data_spec import DataSpec
-from tests.federation import COMBINATIONS, shorten_fedgen
 from tests.real_federation.nodes import (
     LocalFederation,
     hashes,
@@ -17,6 +16,7 @@ from tests.real_federation.nodes import (
     pool_datasets,
     run_serial,
 )
+from tests.small_runs import COMBINATIONS, shorten_fedgen
 
 
 @pytest.fixture(scope="module")

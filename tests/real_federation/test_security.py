@@ -29,8 +29,8 @@ from feddbe.data.registry import load_dataset
 from feddbe.errors import InvalidInputError
 from feddbe.federation.certificates import Invitation
 from feddbe.federation.data_spec import DataSpec
-from feddbe.federation.folder import FederationFolder
 from feddbe.federation.grpc_transport import METHOD, SERVICE, DirectServer, serve_node, to_frames
+from feddbe.federation.operator_folder import FederationFolder
 from feddbe.federation.protocol import MARGIN, Message
 from feddbe.methods.registry import parse_name
 from feddbe.runs.store import RunStore

@@ -16,7 +16,7 @@ from feddbe.reporting.build_tables import new_clients_table
 from feddbe.reporting.matplotlib_backend import render
 from feddbe.results.document import RunDocument
 from tests.documents import _accuracy, document
-from tests.federation import make_dataset
+from tests.small_runs import make_dataset
 
 
 def new_clients_run(method: str, curve: list[float], adaptation: str = "full", **config: Any) -> RunDocument:

@@ -12,7 +12,7 @@ import pytest
 import feddbe
 from feddbe.config.options import collect_options, parse_sweep
 from feddbe.errors import InvalidInputError
-from feddbe.runs import replay
+from feddbe.runs import reopen
 from feddbe.runs.store import RunStore
 from feddbe.studies.sweep import plan_sweep
 
@@ -124,8 +124,8 @@ def test_sweep_names_other_versions_of_runs_that_it_reuses(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feddbe.compare(["fedavg"], seeds=2, out="study", **OPTIONS)
-    versions = replay.package_versions
-    monkeypatch.setattr(replay, "package_versions", lambda experiment: versions(experiment) | {"torch": "99"})
+    versions = reopen.package_versions
+    monkeypatch.setattr(reopen, "package_versions", lambda experiment: versions(experiment) | {"torch": "99"})
     (text,) = plan_messages()
     assert "and 1 more: reused with other versions: torch " in text
     assert text.endswith(" before, 99 now")

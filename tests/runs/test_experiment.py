@@ -21,11 +21,11 @@ from feddbe.data.split import Split
 from feddbe.errors import InvalidInputError
 from feddbe.methods.addons import MR, Composed
 from feddbe.metrics.builtin import majority_accuracy
-from feddbe.runs import execution
+from feddbe.runs import start
 from feddbe.runs.experiment import Experiment, resolve, resolve_all
 from feddbe.seeds import torch_seeded
 from feddbe.simulation import loop
-from tests.federation import make_dataset
+from tests.small_runs import make_dataset
 
 
 def images(folder: Path, name: str = "clothes.npz", n: int = 400, *, client: bool = False) -> str:
@@ -533,8 +533,6 @@ def test_label_counts_include_validation_rows() -> None:
     assert label_counts(held_out.dataset, held_out.split).tolist() == (
         label_counts(whole.dataset, whole.split).tolist()
     )
-    described = execution.initial_metadata(
-        tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2))
-    )
+    described = start.initial_metadata(tiny(validation=0.2), loop.initial_server_state(tiny(validation=0.2)))
     labels = described["labels"]
     assert np.sum(labels) == len(whole.dataset)

@@ -15,7 +15,7 @@ from feddbe.config.options import Config
 from feddbe.errors import InvalidInputError
 from feddbe.models.registry import ModelSource
 from feddbe.runs.experiment import Experiment, Recipe, resolve
-from tests.federation import are_identical, make_dataset
+from tests.small_runs import are_identical, make_dataset
 
 MODEL = """
 from torch import nn

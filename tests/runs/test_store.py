@@ -17,7 +17,7 @@ from feddbe.errors import StoreError
 from feddbe.metrics.client_values import ALL, Record
 from feddbe.runs.store import RUN_FILE, RunStore, checksum
 from feddbe.state import encode
-from tests.federation import experiment, run_outcome
+from tests.small_runs import experiment, run_outcome
 
 
 def new(folder: Path) -> RunStore:

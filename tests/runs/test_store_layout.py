@@ -8,7 +8,7 @@ import pytest
 
 from feddbe.errors import FeddbeError, StoreError
 from feddbe.runs.store import RunStore
-from tests.federation import experiment, run_outcome
+from tests.small_runs import experiment, run_outcome
 
 METHOD = """
 from dataclasses import dataclass

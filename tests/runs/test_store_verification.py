@@ -10,7 +10,7 @@ import pytest
 
 from feddbe.errors import StoreError
 from feddbe.runs.store import RUN_FILE, PartStatus, RunStore, verify_run
-from tests.federation import experiment, run_outcome
+from tests.small_runs import experiment, run_outcome
 
 
 @pytest.fixture(scope="module")

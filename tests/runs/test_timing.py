@@ -8,7 +8,7 @@ import pytest
 
 from feddbe.runs.timing import preview_run
 from feddbe.state import nbytes
-from tests.federation import COMBINATIONS, experiment
+from tests.small_runs import COMBINATIONS, experiment
 
 OPTIONS: list[dict[str, Any]] = [
     {"validation": 0.2}, {"new_clients": 1, "adapt_epochs": 2}, {"participation": 0.4, "eval": "cohort"},

@@ -37,7 +37,7 @@ from feddbe.state import State
 from feddbe.testing import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import (
+from tests.small_runs import (
     COMBINATIONS,
     Outcome,
     are_identical,

@@ -16,7 +16,7 @@ from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, run_outcome
+from tests.small_runs import are_identical, experiment, run_outcome
 
 ORDERS = "FEDDBE_TEST_FOLDER"
 

@@ -10,7 +10,7 @@ import torch
 from feddbe.errors import CorruptRunError
 from feddbe.simulation.client import ClientTask, run_client
 from feddbe.state import nbytes
-from tests.federation import are_identical, experiment
+from tests.small_runs import are_identical, experiment
 
 
 def test_client_task_is_a_pure_function() -> None:

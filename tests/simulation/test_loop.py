@@ -17,7 +17,7 @@ from feddbe.runs.store import RunStore
 from feddbe.simulation.client import BUFFER
 from feddbe.simulation.loop import sample_evaluators
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import Outcome, are_identical, client_values, experiment, make_dataset, run_outcome
+from tests.small_runs import Outcome, are_identical, client_values, experiment, make_dataset, run_outcome
 
 
 def count_hits(e: Experiment, state: dict[str, Tensor], client: int) -> int:

@@ -27,7 +27,7 @@ from feddbe.state import State, encode
 from feddbe.testing import make_dataset
 from feddbe.training.task import Context
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, run_outcome, run_recorded
+from tests.small_runs import are_identical, experiment, run_outcome, run_recorded
 from tests.waiting import wait_until
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from feddbe.simulation.client import ClientTask
 from feddbe.simulation.engines.pool import TaskQueue, task_cost
-from tests.federation import experiment, make_dataset
+from tests.small_runs import experiment, make_dataset
 
 
 def test_task_cost_by_hand() -> None:

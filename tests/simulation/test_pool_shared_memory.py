@@ -12,7 +12,7 @@ import torch
 
 from feddbe.simulation.engines import pool
 from feddbe.simulation.engines.pool import Payload, pack, receive_message, send_message
-from tests.federation import are_identical
+from tests.small_runs import are_identical
 
 STATE = {
     "matrix": torch.randn(7, 5),

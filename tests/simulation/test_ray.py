@@ -17,7 +17,7 @@ import pytest
 from feddbe.errors import InvalidInputError
 from feddbe.simulation import engines
 from feddbe.simulation.engines import ray
-from tests.federation import COMBINATIONS, experiment
+from tests.small_runs import COMBINATIONS, experiment
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 needs_ray = pytest.mark.skipif(not HAS_RAY or sys.platform != "linux", reason="needs feddbe[ray], on Linux")

@@ -234,11 +234,7 @@ def test_stopped_study_can_be_resumed(tmp_path: Path, number: signal.Signals) ->
         documents = [planned.document for planned in plan_runs(unlimited, tmp_path)]
         return all(document and len(document["rounds"]) > 3 for document in documents)
 
-    study = subprocess.Popen(
-        [sys.executable, "-c", STUDY, str(tmp_path)],
-        stderr=subprocess.DEVNULL,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
+    study = subprocess.Popen([sys.executable, "-c", STUDY, str(tmp_path)], stderr=subprocess.DEVNULL)
     with study:
         try:
             wait_until(have_four_rounds, "round 3 of both runs", pause=0.2)

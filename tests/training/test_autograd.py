@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from feddbe.models.split_model import SplitModel
 from feddbe.training import autograd
-from feddbe.training.plan import FitPlan
+from feddbe.training.fit_plan import FitPlan
 from tests.training.compiled.test_backend import float64, make_plan, mr, proximal
 
 __all__ = ["float64"]

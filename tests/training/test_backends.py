@@ -18,10 +18,10 @@ from feddbe.methods.base import Method
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training import backends
+from feddbe.training.loss_terms import Term, TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, make_dataset, run_outcome
+from tests.small_runs import are_identical, experiment, make_dataset, run_outcome
 
 
 def test_backends_are_in_order_of_priority() -> None:

@@ -18,7 +18,7 @@ from feddbe.errors import InvalidInputError
 from feddbe.simulation import engines
 from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.training.task import find_device
-from tests.federation import COMBINATIONS, are_identical, experiment, run_outcome, run_recorded
+from tests.small_runs import COMBINATIONS, are_identical, experiment, run_outcome, run_recorded
 
 META = torch.device("meta")
 

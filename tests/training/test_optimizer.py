@@ -19,7 +19,7 @@ from feddbe.runs.experiment import Experiment
 from feddbe.state import State, strip_prefix
 from feddbe.training.task import Context, LearningRateDecay
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import are_identical, experiment, run_outcome
+from tests.small_runs import are_identical, experiment, run_outcome
 
 MakeOptimizer = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 CASES: dict[str, tuple[dict[str, Any], MakeOptimizer]] = {

@@ -22,9 +22,9 @@ from feddbe.data.split import Split
 from feddbe.errors import DivergenceError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State, sha256
-from feddbe.training.plan import Batches, Samples
+from feddbe.training.fit_plan import Batches, Samples
+from feddbe.training.loss_terms import Batch, Term, TermContext
 from feddbe.training.task import Task, Training
-from feddbe.training.terms import Batch, Term, TermContext
 from feddbe.training.trainer import ClientTrainer, ExtraParameter
 
 SIZES = (25, 7, 12)

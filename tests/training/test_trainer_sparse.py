@@ -16,9 +16,9 @@ from feddbe.data.dataset import Dataset
 from feddbe.models.registry import fasttext
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.training.backends import compute_gradient
-from feddbe.training.plan import Samples
+from feddbe.training.fit_plan import Samples
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import COMBINATIONS, are_identical, run_outcome
+from tests.small_runs import COMBINATIONS, are_identical, run_outcome
 
 WORDS, LENGTH = 60, 12
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from feddbe.cli.command import (
+from feddbe.cli.base import (
     AS_JSON,
     Argument,
     Group,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from feddbe.cli.command import (
+from feddbe.cli.base import (
     AS_JSON,
     CODE,
     ROUND,

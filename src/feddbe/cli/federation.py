@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import AS_JSON, Argument, Group, print_json, sigterm_as_interrupt
+from feddbe.cli.base import AS_JSON, Argument, Group, print_json, sigterm_as_interrupt
 from feddbe.errors import InvalidInputError, truncate
 
 if TYPE_CHECKING:
-    from feddbe.federation.folder import FederationFolder
+    from feddbe.federation.operator_folder import FederationFolder
 
 group = Group("federation", "Create a federation, invite nodes, take part as a node.")
 _FOLDER = click.argument("folder", cls=Argument, metavar="DIR", type=Path, help="folder of the federation")
@@ -34,7 +34,7 @@ def _require_packages() -> None:
 
 def _open(folder: Path) -> FederationFolder:
     _require_packages()
-    from feddbe.federation.folder import FederationFolder
+    from feddbe.federation.operator_folder import FederationFolder
 
     return FederationFolder.open(folder)
 
@@ -59,7 +59,7 @@ def _init(folder: Path, host: str, like: str, port: int, listen: str) -> int:
     """Operator: create a federation: certificates, settings, and the form of the data."""
     _require_packages()
     from feddbe.federation.data_spec import DataSpec
-    from feddbe.federation.folder import FederationFolder
+    from feddbe.federation.operator_folder import FederationFolder
 
     spec = DataSpec.from_example(like)
     FederationFolder.create(folder, host, port, listen, spec)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import click
 
 from feddbe.cli import data, export, federation, methods, results, run, studies
-from feddbe.cli.command import Group, explain_error, explain_fault, opening_runs_once, print_error
+from feddbe.cli.base import Group, explain_error, explain_fault, opening_runs_once, print_error
 from feddbe.errors import FeddbeError
 
 app = Group("feddbe", "Personalized federated learning with the Domain Bias Eliminator.")

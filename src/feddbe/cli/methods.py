@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import AS_JSON, Argument, Command, print_json, print_renderable
+from feddbe.cli.base import AS_JSON, Argument, Command, print_json, print_renderable
 from feddbe.config import defaults
 from feddbe.config.parameters import format_value
 

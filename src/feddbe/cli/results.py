@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from feddbe import paths
-from feddbe.cli.command import (
+from feddbe.cli.base import (
     AS_JSON,
     CALLBACK_HELP,
     CODE,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from feddbe.reporting.table import Table
     from feddbe.results.document import RunDocument
-    from feddbe.studies.record import Study
+    from feddbe.studies.study_record import Study
 
 
 _RUNS = click.argument(
@@ -58,7 +58,7 @@ def runs(folder: Path | None, as_json: bool) -> int:
     """List the runs and studies below a folder."""
     from feddbe import api
     from feddbe.reporting.build_tables import runs_table
-    from feddbe.studies.record import RECORD_FILE
+    from feddbe.studies.study_record import RECORD_FILE
 
     root = folder or paths.RUNS_DIR
     rows = api.list_runs(root)
@@ -100,21 +100,21 @@ def show(
     """Show runs, comparisons and studies: table and learning curves."""
     from feddbe.callbacks.tracking import make_callback, replay_documents
     from feddbe.results.document import at_moment
-    from feddbe.studies import record
+    from feddbe.studies import study_record
 
     callbacks = make_callback(callback)
     study = None
     if len(names) == 1:
-        studies = record.find_studies(names[0])
+        studies = study_record.find_studies(names[0])
         if len(studies) > 1:
             return _list_studies(studies, as_json=as_json)
         if studies:
-            study = record.open_study(studies[0], hashes=as_json)
+            study = study_record.open_study(studies[0], hashes=as_json)
     is_plain = moment == "published" and not (clients or format_ or plot or as_json or callback)
     if study is not None and is_plain and _print_study(study):
         return 0
     if study is None:
-        documents = record.load_documents(names, print_note, hashes=as_json)
+        documents = study_record.load_documents(names, print_note, hashes=as_json)
     else:
         documents = list(study.documents)
         _print_study_notes(study)
@@ -122,7 +122,7 @@ def show(
         replay_documents(documents, callbacks)
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
-    is_sweep = study is not None and study.record.purpose is record.Purpose.SWEEP
+    is_sweep = study is not None and study.record.purpose is study_record.Purpose.SWEEP
     _show_documents(documents, clients, format_, plot, as_json=as_json, is_sweep=is_sweep)
     return 0
 
@@ -131,7 +131,7 @@ def _print_study(study: Study) -> bool:
     """Print a search or a table of the paper as its command did; return False for other studies."""
     from feddbe.cli.studies import print_paper_study, print_tune_result
     from feddbe.config.options import parse_options
-    from feddbe.studies.record import Purpose
+    from feddbe.studies.study_record import Purpose
     from feddbe.studies.tune import TuneResult
 
     if study.record.purpose is Purpose.TUNING:
@@ -157,7 +157,7 @@ def _list_studies(studies: Sequence[Path], *, as_json: bool) -> int:
 def _studies_table(studies: Sequence[Path], root: Path) -> Table:
     """Return a record per study, with its path below `root`."""
     from feddbe.reporting.table import TEXT, Column, Table
-    from feddbe.studies.record import read_record
+    from feddbe.studies.study_record import read_record
 
     records: list[dict[str, Any]] = []
     for folder in studies:
@@ -188,7 +188,7 @@ def _studies_table(studies: Sequence[Path], root: Path) -> Table:
 
 def _print_study_notes(study: Study) -> None:
     """Print a line for each run that is missing or was changed, and the other studies in this folder."""
-    from feddbe.studies.record import nested_studies
+    from feddbe.studies.study_record import nested_studies
 
     for problem in study.problems:
         print_note(problem)
@@ -210,7 +210,7 @@ def _show_documents(
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.build_tables import chosen_runs, results_table
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.reporting.run import summary_table
+    from feddbe.reporting.run_objects import summary_table
     from feddbe.reporting.table import render
 
     visible_runs = chosen_runs(documents) if is_sweep else documents
@@ -235,14 +235,14 @@ def _show_documents(
 
 def _print_results(documents: list[RunDocument], table: Table) -> None:
     """Print the table, those of new clients and of analyses, and the curves."""
-    from feddbe.reporting import representations
+    from feddbe.reporting import analysis_tables
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.build_tables import new_clients_table
     from feddbe.reporting.terminal import CurveChart
 
     tables = filter(None, [table, new_clients_table(documents)])
     print_renderable(*tables, "", CurveChart(learning_curves(documents)))
-    for analyses in representations.analysis_tables(documents):
+    for analyses in analysis_tables.analysis_tables(documents):
         print_text()
         print_renderable(analyses)
 
@@ -270,7 +270,7 @@ def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Verify a run's file and print the round from which it can resume."""
     from feddbe.runs.store import PartStatus, verify_run
-    from feddbe.studies.record import find_run_folders
+    from feddbe.studies.study_record import find_run_folders
 
     results = [verify_run(folder) for name in names for folder in find_run_folders(name)]
     code = 0 if all(result.is_intact for result in results) else 2
@@ -305,7 +305,7 @@ def fairness(names: tuple[str, ...], round_: str | None, out: Path | None, as_js
     from feddbe.reporting.matplotlib_backend import draw
     from feddbe.results.fairness import compute_fairness, requested_result
     from feddbe.runs.build_document import client_accuracies
-    from feddbe.studies.record import load_documents, output_folder
+    from feddbe.studies.study_record import load_documents, output_folder
 
     documents = load_documents(names, print_note)
     accuracies = [
@@ -335,7 +335,7 @@ def overhead(names: tuple[str, ...], as_json: bool) -> int:
     from feddbe.results.document import run_labels
     from feddbe.results.fairness import compute_overhead
     from feddbe.runs.build_document import count_private_values
-    from feddbe.studies.record import load_documents
+    from feddbe.studies.study_record import load_documents
 
     documents = load_documents(names, print_note)
     costs = [
@@ -396,8 +396,8 @@ def analyze(
     from feddbe import api
     from feddbe.callbacks.display import CliProgress
     from feddbe.metrics.representations import registry
-    from feddbe.reporting import representations
-    from feddbe.studies.record import output_folder
+    from feddbe.reporting import analysis_tables
+    from feddbe.studies.study_record import output_folder
 
     progress = CliProgress()
     try:
@@ -413,7 +413,7 @@ def analyze(
     if as_json:
         print_json({"runs": documents, "pictures": [str(path) for path in figures]})
         return 0
-    for table in representations.analysis_tables(documents.documents, registry.parse_analyses(analyses)):
+    for table in analysis_tables.analysis_tables(documents.documents, registry.parse_analyses(analyses)):
         print_renderable(table)
         print_text()
     for path in figures:
@@ -487,7 +487,7 @@ def _list_study_runs(name: str) -> list[Path] | None:
         InvalidInputError: The study is a sweep. Its page would show test accuracies before values are chosen.
     """
     from feddbe.runs.store import RunStore
-    from feddbe.studies.record import Purpose, find_run_folders, find_studies, read_record
+    from feddbe.studies.study_record import Purpose, find_run_folders, find_studies, read_record
 
     studies = find_studies(name)
     if len(studies) != 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import (
+from feddbe.cli.base import (
     CALLBACK_HELP,
     Argument,
     Command,
@@ -99,7 +99,7 @@ def _run_and_print(
     from feddbe.callbacks.display import CliProgress
     from feddbe.callbacks.tracking import make_callback
     from feddbe.runs.build_document import divergence_error
-    from feddbe.runs.execution import run_requests
+    from feddbe.runs.start import run_requests
     from feddbe.studies.sweep import name_folder, record_comparison
 
     as_json = raw.values.get("json") is True
@@ -159,7 +159,7 @@ def _print_finished_runs(documents: list[RunDocument], folder: Path, *, as_json:
 
 def _print_preview(raw: RawOptions, permission: Permission, *, single: bool) -> int:
     """Print the settings that all methods share, then those of each method, with its estimated cost."""
-    from feddbe.runs.execution import collect_requests, resolve_request
+    from feddbe.runs.start import collect_requests, resolve_request
     from feddbe.runs.timing import preview_run
 
     raw = raw if single else raw._replace(name=None)
@@ -277,7 +277,7 @@ def _print_sweep(documents: Sequence[RunDocument], study_folder: Path, spec: Swe
     from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import learning_curves
     from feddbe.reporting.matplotlib_backend import draw
-    from feddbe.reporting.run import summary_table
+    from feddbe.reporting.run_objects import summary_table
     from feddbe.results.document import accuracy_curve
 
     table = summary_table(documents, is_sweep=spec.is_grid)

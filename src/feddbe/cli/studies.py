@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from feddbe.cli.command import (
+from feddbe.cli.base import (
     Argument,
     Choice,
     Command,
@@ -269,8 +269,8 @@ def _run_studies(
 
 def print_paper_study(study_folder: Path) -> None:
     """Print the table or figure of a record, from the runs that exist."""
-    from feddbe.studies.record import read_record
     from feddbe.studies.reproduce import plan_studies, reopen_study
+    from feddbe.studies.study_record import read_record
 
     study = reopen_study(read_record(study_folder), study_folder)
     plans = plan_studies([study], study_folder.parent, print_note)

@@ -25,7 +25,7 @@ from feddbe.federation.node import NodeSummary, make_recipe
 from feddbe.federation.protocol import MARGIN, Message, NodeError, Transport
 from feddbe.methods.base import Method
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import Checkpoint
+from feddbe.runs.reopen import Checkpoint
 from feddbe.runs.store import RunStore
 from feddbe.simulation.client import ClientResult, ClientTask, MissingClient, run_client
 from feddbe.simulation.engines.base import Broadcasts, ClientStates, TimeoutPolicy

@@ -20,7 +20,7 @@ from typing import Any
 from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.federation import protocol
 from feddbe.federation.data_spec import DataSpec
-from feddbe.federation.folder import FederationFolder
+from feddbe.federation.operator_folder import FederationFolder
 from feddbe.federation.protocol import MAX_HEADER, Message
 from feddbe.paths import read_json_file
 

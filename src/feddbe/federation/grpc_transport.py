@@ -30,8 +30,8 @@ import grpc.aio
 
 from feddbe.errors import InvalidInputError, truncate
 from feddbe.federation.certificates import Invitation, fingerprint
-from feddbe.federation.folder import FederationFolder
 from feddbe.federation.node import Node
+from feddbe.federation.operator_folder import FederationFolder
 from feddbe.federation.protocol import MAX_HEADER, Message, ProtocolError
 
 SERVICE, METHOD = "feddbe.Federation", "Connect"

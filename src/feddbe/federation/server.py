@@ -24,8 +24,8 @@ from feddbe.data.split import RaggedArray, Split
 from feddbe.errors import FeddbeError, InvalidInputError
 from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.engine import FederationEngine, send_models
-from feddbe.federation.folder import FederationFolder, require_node_name
 from feddbe.federation.node import NodeSummary
+from feddbe.federation.operator_folder import FederationFolder, require_node_name
 from feddbe.federation.protocol import MARGIN, Message, NodeError, Transport
 from feddbe.paths import expand_path
 from feddbe.runs import folders

@@ -41,8 +41,8 @@ from feddbe.errors import InvalidInputError
 from feddbe.methods.base import AddOn, Finetuning, Method, Names, Upload, undeclared_names
 from feddbe.methods.dp_mean import PrivacyGuarantee
 from feddbe.state import State, drop_keys, matches_pattern, weighted_mean
+from feddbe.training.loss_terms import MeanRegularizer, Term
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import MeanRegularizer, Term
 from feddbe.training.trainer import ClientTrainer, ExtraParameter
 
 

@@ -23,8 +23,8 @@ from feddbe.methods.base import (
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seeded
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
+from feddbe.training.loss_terms import Term, TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 ALPHA, STATISTICS = "alpha", "statistics/"

@@ -26,7 +26,7 @@ from feddbe.methods.base import (
 from feddbe.seeds import torch_seed
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix, sum_by_name
 from feddbe.training.backends import compute_gradient
-from feddbe.training.plan import Losses, Samples, no_losses
+from feddbe.training.fit_plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 

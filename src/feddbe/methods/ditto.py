@@ -18,8 +18,8 @@ from feddbe.methods.base import (
 )
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, strip_prefix
+from feddbe.training.loss_terms import prox
 from feddbe.training.task import Context
-from feddbe.training.terms import prox
 from feddbe.training.trainer import ClientTrainer
 
 

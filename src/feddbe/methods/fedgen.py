@@ -20,8 +20,8 @@ from feddbe.methods.base import MODEL, Names, Upload
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
+from feddbe.training.loss_terms import Term, TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 ADAM = "adam/"

@@ -12,8 +12,8 @@ from typing import ClassVar
 from feddbe.config.parameters import parameter
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
+from feddbe.training.loss_terms import prox
 from feddbe.training.task import Context
-from feddbe.training.terms import prox
 from feddbe.training.trainer import ClientTrainer
 
 

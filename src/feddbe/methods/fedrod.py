@@ -17,8 +17,8 @@ from torch import Tensor
 from feddbe.methods.base import DISCOURAGED_FOR_PERSONALIZED, PERSONAL, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State, add_prefix, drop_keys, strip_prefix
+from feddbe.training.loss_terms import Term, TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 

@@ -19,8 +19,8 @@ from feddbe.methods.base import MODEL, Names
 from feddbe.methods.fedavg import FedAvg
 from feddbe.seeds import torch_seed, torch_seeded
 from feddbe.state import State, add_prefix, strip_prefix
+from feddbe.training.loss_terms import Term, TermContext
 from feddbe.training.task import Context
-from feddbe.training.terms import Term, TermContext
 from feddbe.training.trainer import ClientTrainer
 
 PROJECTION = "projection/"

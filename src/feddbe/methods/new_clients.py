@@ -28,7 +28,7 @@ from torch import Tensor
 
 from feddbe.methods.base import Method
 from feddbe.state import State, matches_pattern
-from feddbe.training.plan import Losses, Samples, no_losses
+from feddbe.training.fit_plan import Losses, Samples, no_losses
 from feddbe.training.task import Context
 from feddbe.training.trainer import PREDICT_BATCH, ClientTrainer
 

@@ -21,7 +21,7 @@ from feddbe.methods.base import (
 from feddbe.methods.fedavg import FedAvg
 from feddbe.state import State
 from feddbe.training.backends import compute_gradient
-from feddbe.training.plan import Losses, Samples, no_losses
+from feddbe.training.fit_plan import Losses, Samples, no_losses
 from feddbe.training.task import Context, Task
 from feddbe.training.trainer import ClientTrainer
 

@@ -26,9 +26,9 @@ from feddbe.methods.base import (
 )
 from feddbe.state import State, add_prefix, strip_prefix
 from feddbe.training.backends import proximal_steps
-from feddbe.training.plan import Losses, Samples, no_losses
+from feddbe.training.fit_plan import Losses, Samples, no_losses
+from feddbe.training.loss_terms import ProximalSteps
 from feddbe.training.task import Context, Task
-from feddbe.training.terms import ProximalSteps
 from feddbe.training.trainer import ClientTrainer
 
 

@@ -15,6 +15,14 @@ from feddbe.errors import InvalidInputError
 from feddbe.metrics.representations.confusion import matrix_from_values
 from feddbe.metrics.representations.points import Analysis, AnalysisColumn, FigureKind, Points
 from feddbe.metrics.representations.registry import ANALYSES
+from feddbe.reporting.analysis_tables import (
+    NamedAnalyses,
+    analysis_caption,
+    describe_samples,
+    describe_view,
+    group_analyses,
+    is_first_result,
+)
 from feddbe.reporting.build_tables import has_repetitions
 from feddbe.reporting.figure import (
     Axis,
@@ -32,14 +40,6 @@ from feddbe.reporting.figure import (
     Reference,
     Scatter,
     Series,
-)
-from feddbe.reporting.representations import (
-    NamedAnalyses,
-    analysis_caption,
-    describe_samples,
-    describe_view,
-    group_analyses,
-    is_first_result,
 )
 from feddbe.results.curves import (
     ACCURACY,

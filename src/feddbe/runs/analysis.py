@@ -30,7 +30,7 @@ from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.models.registry import ModelSource
 from feddbe.results.document import AnalysisDocument, RunDocument
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import Checkpoint, analyze_under_each_model, checkpoint_round, load_experiment
+from feddbe.runs.reopen import Checkpoint, analyze_under_each_model, checkpoint_round, load_experiment
 from feddbe.runs.store import RunStore, corrupt_run_error, exclusive
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult

@@ -30,8 +30,8 @@ from feddbe.runs import analysis, folders
 from feddbe.runs.analysis import AnalysisRequest
 from feddbe.studies import paper, runner
 from feddbe.studies.paper import PaperColumn, PaperStudy, TableCell
-from feddbe.studies.record import Purpose, StudyRecord, StudyRun, save_record
 from feddbe.studies.runner import PlannedRun, RunSpec
+from feddbe.studies.study_record import Purpose, StudyRecord, StudyRun, save_record
 
 TSNE = AnalysisRequest(analyses=("tsne",), layers=("z_g", "z"))
 """Analyses for the figures of representations."""

@@ -35,9 +35,9 @@ from feddbe.paths import expand_path
 from feddbe.results.document import RunDocument, has_completed, last_round, status_note, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.build_document import load_document
-from feddbe.runs.execution import resolve_request, run_or_resume
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import describe_changed_inputs
+from feddbe.runs.reopen import describe_changed_inputs
+from feddbe.runs.start import resolve_request, run_or_resume
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.runs.timing import BATCHES, TEST_SAMPLES, estimate_cost, time_clients
 from feddbe.simulation.engines.base import as_portable

@@ -17,7 +17,8 @@ from feddbe.results.document import RunDocument
 from feddbe.runs import folders
 from feddbe.runs.store import RunStore
 from feddbe.studies import runner
-from feddbe.studies.record import (
+from feddbe.studies.runner import PlannedRun, RunSpec, expand_grid
+from feddbe.studies.study_record import (
     RECORD_FILE,
     Purpose,
     StudyRecord,
@@ -26,7 +27,6 @@ from feddbe.studies.record import (
     check_name,
     save_record,
 )
-from feddbe.studies.runner import PlannedRun, RunSpec, expand_grid
 from feddbe.studies.tune import VALIDATION
 
 _SWEEP_OPTIONS = ("out", "resume", "json", "quiet")

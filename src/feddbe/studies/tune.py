@@ -29,7 +29,8 @@ from feddbe.runs.build_document import load_document
 from feddbe.runs.experiment import Experiment, resolve
 from feddbe.studies import runner
 from feddbe.studies.paper import published_accuracy
-from feddbe.studies.record import (
+from feddbe.studies.runner import RunSpec
+from feddbe.studies.study_record import (
     RECORD_FILE,
     Purpose,
     SearchResult,
@@ -37,7 +38,6 @@ from feddbe.studies.record import (
     as_study_run,
     save_record,
 )  # fmt: skip
-from feddbe.studies.runner import RunSpec
 
 if TYPE_CHECKING:
     from optuna import Study

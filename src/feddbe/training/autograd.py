@@ -20,8 +20,16 @@ from torch import Tensor
 
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, FitResult, Losses, Samples, check_values, iterate_batches, no_losses
-from feddbe.training.terms import (
+from feddbe.training.fit_plan import (
+    FitPlan,
+    FitResult,
+    Losses,
+    Samples,
+    check_values,
+    iterate_batches,
+    no_losses,
+)
+from feddbe.training.loss_terms import (
     CROSS_ENTROPY,
     Batch,
     Gradient,

@@ -17,9 +17,9 @@ from torch import Tensor
 from feddbe.errors import InvalidInputError
 from feddbe.models.split_model import Forward, SplitModel
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, FitResult, Samples
+from feddbe.training.fit_plan import FitPlan, FitResult, Samples
+from feddbe.training.loss_terms import Gradient, ProximalSteps, StepsResult
 from feddbe.training.task import Task
-from feddbe.training.terms import Gradient, ProximalSteps, StepsResult
 
 MODULES = {"compiled": "feddbe.training.compiled.backend", "autograd": "feddbe.training.autograd"}
 """Every backend: its name and its module."""

@@ -15,9 +15,9 @@ from feddbe.models.split_model import Forward
 from feddbe.state import State
 from feddbe.training import backends
 from feddbe.training.backends import Predictor, select_backend
-from feddbe.training.plan import Batches, FitPlan, Losses, Samples, iterate_batches
+from feddbe.training.fit_plan import Batches, FitPlan, Losses, Samples, iterate_batches
+from feddbe.training.loss_terms import CROSS_ENTROPY, Term
 from feddbe.training.task import Task
-from feddbe.training.terms import CROSS_ENTROPY, Term
 
 Carry = TypeVar("Carry")
 Const = TypeVar("Const")

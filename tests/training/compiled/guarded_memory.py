@@ -21,16 +21,16 @@ FEATURES = {4: {}, 8: {"avx": True}, 16: {"avx512f": True}}
 if len(sys.argv) > 2:  # LANES is chosen when `tiles` is imported
     real_features = binding.get_host_cpu_features
     binding.get_host_cpu_features = lambda: FEATURES[int(sys.argv[2])]
-    import feddbe.training.compiled.tiles  # noqa: F401
+    import feddbe.training.compiled.inner_loops  # noqa: F401
 
     binding.get_host_cpu_features = real_features
 
 from feddbe.state import sha256  # noqa: E402
 from feddbe.training.compiled import backend  # noqa: E402
 from feddbe.training.compiled import network as layout  # noqa: E402
+from feddbe.training.compiled.inner_loops import Array  # noqa: E402
 from feddbe.training.compiled.network import PADDING, Layout, allocate, round_up  # noqa: E402
-from feddbe.training.compiled.tiles import Array  # noqa: E402
-from feddbe.training.plan import FitPlan  # noqa: E402
+from feddbe.training.fit_plan import FitPlan  # noqa: E402
 from tests.training.compiled.test_backend import NETWORKS, make_plan, mr  # noqa: E402
 
 PAGE = mmap.PAGESIZE

@@ -28,9 +28,8 @@ from feddbe.training import autograd, backends
 from feddbe.training.backends import select_backend
 from feddbe.training.compiled import backend, sgd
 from feddbe.training.compiled.network import find_network
-from feddbe.training.plan import Batches, FitPlan, FitResult, Samples
-from feddbe.training.task import Optimizer, Task, Training
-from feddbe.training.terms import (
+from feddbe.training.fit_plan import Batches, FitPlan, FitResult, Samples
+from feddbe.training.loss_terms import (
     CROSS_ENTROPY,
     MeanRegularizer,
     ProximalSteps,
@@ -39,8 +38,9 @@ from feddbe.training.terms import (
     gradient_by_autograd,
     prox,
 )
+from feddbe.training.task import Optimizer, Task, Training
 from feddbe.training.trainer import ClientTrainer, ExtraParameter
-from tests.federation import experiment
+from tests.small_runs import experiment
 
 Shape = tuple[int, ...]
 

@@ -18,7 +18,7 @@ from feddbe.models.registry import MeanEmbedding, fasttext
 from feddbe.models.split_model import SplitModel
 from feddbe.runs.experiment import resolve
 from feddbe.training.compiled import backend
-from feddbe.training.terms import MeanRegularizer, Term
+from feddbe.training.loss_terms import MeanRegularizer, Term
 from feddbe.training.trainer import ClientTrainer, ExtraParameter, TrainedModel
 
 WORDS, LENGTH, CLASSES = 70, 15, 3

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import backend
-from feddbe.training.terms import gradient_by_autograd
+from feddbe.training.loss_terms import gradient_by_autograd
 from tests.training.compiled.test_backend import NETWORKS
 
 SEEDS = int(os.environ.get("FEDDBE_CASES", 8))

@@ -14,6 +14,7 @@ import numpy as np
 from feddbe import data
 from feddbe.config.options import Config
 from feddbe.config.parameters import format_value
+from feddbe.reporting.analysis_tables import analysis_title, group_analyses
 from feddbe.reporting.build_figures import (
     adaptation_curves,
     analysis_figures,
@@ -44,7 +45,6 @@ from feddbe.reporting.html.blocks import (
     figure_block,
     section,
 )
-from feddbe.reporting.representations import analysis_title, group_analyses
 from feddbe.reporting.table import TEXT, Column, Table, to_page_block
 from feddbe.results.document import AnalysisDocument, RunDocument, new_clients_curve
 from feddbe.results.fairness import compute_fairness, compute_overhead

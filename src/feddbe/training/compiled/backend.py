@@ -27,8 +27,8 @@ from feddbe.errors import one_line
 from feddbe.models.registry import MeanEmbedding
 from feddbe.models.split_model import Forward, SplitModel, has_hooks
 from feddbe.state import State
-from feddbe.training.plan import FitPlan, FitResult
-from feddbe.training.terms import Gradient, Prox, ProximalSteps, StepsResult, gradient_by_autograd
+from feddbe.training.fit_plan import FitPlan, FitResult
+from feddbe.training.loss_terms import Gradient, Prox, ProximalSteps, StepsResult, gradient_by_autograd
 
 if TYPE_CHECKING:
     from feddbe.training.compiled.network import Network

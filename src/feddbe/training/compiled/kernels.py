@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
-from feddbe.training.compiled import tiles
-from feddbe.training.compiled.tiles import (
+from feddbe.training.compiled import inner_loops
+from feddbe.training.compiled.inner_loops import (
     CONV,
     DOT_COLUMNS,
     LANES,
@@ -426,8 +426,8 @@ def _compile_cached(make: Callable[[str], Function]) -> Function:
     numba's cache depends on the function's file and closure only. The closure is therefore a fingerprint of
     the other module that is compiled into it.
     """
-    source = Path(str(tiles.__file__)).read_bytes()
-    function = make(f"{tiles.LANES} {hashlib.sha256(source).hexdigest()}")
+    source = Path(str(inner_loops.__file__)).read_bytes()
+    function = make(f"{inner_loops.LANES} {hashlib.sha256(source).hexdigest()}")
     options: dict[str, Any] = {"error_model": "numpy", "boundscheck": False}
     try:
         return cast(Function, njit(cache=True, **options)(function))

@@ -18,7 +18,7 @@ from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled import kernels
 from feddbe.training.compiled.backend import LayerStack, LayerStep
-from feddbe.training.compiled.tiles import (
+from feddbe.training.compiled.inner_loops import (
     CONV,
     LANES,
     LINEAR,

@@ -15,9 +15,9 @@ from feddbe.data.dataset import Dataset
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
 from feddbe.training.compiled.backend import LayerStack
+from feddbe.training.compiled.inner_loops import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
 from feddbe.training.compiled.network import Network, find_network
-from feddbe.training.compiled.tiles import DRIFT, GRADIENT, MOMENTUM, PLAIN, Array
-from feddbe.training.plan import (
+from feddbe.training.fit_plan import (
     FitPlan,
     FitResult,
     Losses,
@@ -27,7 +27,7 @@ from feddbe.training.plan import (
     iterate_batches,
     no_losses,
 )
-from feddbe.training.terms import (
+from feddbe.training.loss_terms import (
     CROSS_ENTROPY,
     Batch,
     Gradient,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from feddbe import data, models
-from feddbe.cli.command import explain_fault
+from feddbe.cli.base import explain_fault
 from feddbe.config.parameters import describe_signature
 from tests.cli.shell import Shell, list_tree
 

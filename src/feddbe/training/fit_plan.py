@@ -22,8 +22,8 @@ from feddbe.data.dataset import Dataset
 from feddbe.errors import DivergenceError
 from feddbe.models.split_model import SplitModel
 from feddbe.state import State
+from feddbe.training.loss_terms import Term
 from feddbe.training.task import PLAIN, Optimizer
-from feddbe.training.terms import Term
 
 Carry = TypeVar("Carry")
 Const = TypeVar("Const")

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from feddbe.training.terms import CROSS_ENTROPY, Batch, TermContext, prox
+from feddbe.training.loss_terms import CROSS_ENTROPY, Batch, TermContext, prox
 from feddbe.training.trainer import ClientTrainer
-from tests.federation import experiment
+from tests.small_runs import experiment
 
 
 def test_cross_entropy_of_the_logits() -> None:

@@ -26,7 +26,7 @@ from feddbe.results.document import RunDocument, truncate_run
 from feddbe.runs import folders
 from feddbe.runs.build_document import build_document, describe_divergence, load_document, read_divergence
 from feddbe.runs.experiment import Experiment, resolve_all
-from feddbe.runs.replay import (
+from feddbe.runs.reopen import (
     describe_changed_inputs,
     describe_changes,
     describe_versions,

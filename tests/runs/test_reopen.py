@@ -16,14 +16,15 @@ import feddbe
 from feddbe.errors import InvalidInputError, StoreError
 from feddbe.methods.registry import METHODS
 from feddbe.runs.experiment import Experiment
-from feddbe.runs.replay import Checkpoint, load_experiment
+from feddbe.runs.reopen import Checkpoint, load_experiment
 from feddbe.runs.store import RUN_FILE, RunStore
 from feddbe.simulation import engines
 from feddbe.simulation.client import ClientResult
 from feddbe.simulation.engines.registry import SerialEngine
 from feddbe.simulation.loop import initial_server_state
 from feddbe.state import decode
-from tests.federation import (
+from tests.oracles import fedavg as oracle
+from tests.small_runs import (
     COMBINATIONS,
     are_identical,
     client_values,
@@ -31,7 +32,6 @@ from tests.federation import (
     make_dataset,
     run_outcome,
 )
-from tests.oracles import fedavg as oracle
 
 
 def run_at_checkpoint(

@@ -14,7 +14,7 @@ import pytest
 
 import feddbe
 from feddbe.errors import InvalidInputError, StoreError
-from feddbe.studies.record import (
+from feddbe.studies.study_record import (
     RECORD_FILE,
     Purpose,
     SearchResult,
