@@ -122,7 +122,9 @@ def test_unknown_run_error_lists_existing_runs(working_dir: Path) -> None:
     names = ", ".join(f"runs/a-{k}" for k in range(1, 9))
     with pytest.raises(InvalidInputError) as caught:
         folders.resolve_run("x")
-    assert str(caught.value) == f"'x' is not the folder of a run; existing runs: {names}"
+    assert str(caught.value) == (
+        f"'x' is not the folder of a run; existing runs: {names}; `feddbe runs` lists runs and studies"
+    )
 
 
 def test_comparison_resolves_to_all_runs(working_dir: Path) -> None:

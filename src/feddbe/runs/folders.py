@@ -105,7 +105,10 @@ def resolve_run(name: str) -> Path:
             return folder
         if folder.name == RUN_FILE and folder.is_file():
             return folder.parent
-    existing = ", ".join(str(path) for path in list_runs()[:8]) or f"none in {RUNS_DIR}/"
+    runs = [str(path) for path in list_runs()]
+    existing = (
+        f"{', '.join(runs[:8])}; `feddbe runs` lists runs and studies" if runs else f"none in {RUNS_DIR}/"
+    )
     raise InvalidInputError(f"'{name}' is not the folder of a run; existing runs: {existing}")
 
 
