@@ -220,6 +220,7 @@ def test_filter_shows_rows_with_all_words(page: Page, file: str) -> None:
     field = page.find("#runs-filter")
     field.send_keys("DBE seed 1")
     assert page.texts("#table-runs tbody th") == ["fedavg+dbe(kappa=0.5), seed 1"]
+    assert page.texts("#table-runs tfoot th") == ["majority class"]  # neither filtered nor sorted
     assert page.texts(".count") == ["1 of 4"]
     field.clear()
     field.send_keys("x")  # clear alone does not send an input event

@@ -265,7 +265,7 @@ class Table:
         records: A value for each column key.
         title: Heading above the table.
         note: First sentences of the caption, which continues with the notes of the columns shown.
-        footer: Records below a line in a terminal, such as totals; keys without a value are blank.
+        footer: Records below a line in a terminal and on the page, such as totals; missing keys are blank.
         narrow: Layout in a terminal that is too narrow.
         line_stack: The stack whose cells begin with the names of the lines, as in `best @4`.
     """
@@ -411,7 +411,7 @@ def to_page_block(table: Table, id_: str, *, has_filter: bool = False) -> dict[s
     """Return the table as the report page's JSON.
 
     A text cell is a string. A number is an object with its `text` and its `value`, which sorts the table.
-    The first cell names the row.
+    The first cell names the row. Cells of the footer, which is not sorted, are texts.
     """
     columns = table.visible_columns(Output.PAGE)
     rows = [
@@ -424,6 +424,7 @@ def to_page_block(table: Table, id_: str, *, has_filter: bool = False) -> dict[s
         "caption": table.caption(columns),
         "columns": [column.reader_title for column in columns],
         "rows": rows,
+        "footer": [[_footer_text(column, record) for column in columns] for record in table.footer],
         "filter": has_filter,
         "heading": table.title,
     }
@@ -434,6 +435,10 @@ def _page_cell(column: Column, value: Any, text: str) -> str | dict[str, Any]:
         return text
     number = None if value is None else _finite_or_none(column.kind.sort_value(value))
     return {"text": text, "value": round(float(number), 4) if isinstance(number, int | float) else None}
+
+
+def _footer_text(column: Column, record: Record) -> str:
+    return _one_line(column.kind.format(record[column.key])) if column.key in record else ""
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

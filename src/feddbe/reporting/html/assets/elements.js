@@ -73,7 +73,7 @@ function formatNumber(value, unit = "") {
 function figure(block, parts, numbers) {
   const table = () => {
     const { columns, rows } = numbers();
-    return [tables.table({ id: `${block.id}-numbers-table`, caption: "", columns, rows, filter: false })];
+    return [tables.table({ id: `${block.id}-numbers-table`, caption: "", columns, rows, footer: [], filter: false })];
   };
   return createNode(
     "figure",

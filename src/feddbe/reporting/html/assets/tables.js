@@ -50,6 +50,7 @@ const tables = {
       { id: `table-${block.id}` },
       createNode("thead", {}, createNode("tr", {}, ...headings)),
       body,
+      createNode("tfoot", {}, ...block.footer.map((row) => tables.line(row, numeric))),
     );
     const scroll = createNode(
       "div",
