@@ -26,7 +26,6 @@ from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.node import NodeSummary
 from feddbe.paths import read_json_file, read_text_file
 
-PORT = 8443
 _NAME = re.compile("[a-z0-9][a-z0-9_-]{0,39}")
 
 

@@ -300,40 +300,6 @@ def _decay_with_length(text: str | None, rounds: int) -> str | None:
     return str(LearningRateDecay.parse(text, rounds)) if text else None
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A small picklable value from which any process with the same files builds the same task and method."""
-
-    method: str
-    """The method as the user named it."""
-    options: Config
-    """Options with all defaults filled in."""
-    config_hash: str
-    """Hash of the experiment, including the content of its data and files."""
-
-    @classmethod
-    def from_experiment(cls, experiment: Experiment) -> Recipe | None:
-        """Return the recipe; None if components are Python objects, see `Experiment.in_memory`."""
-        if experiment.in_memory:
-            return None
-        return cls(experiment.name, experiment.options, experiment.config_hash)
-
-    def build(self) -> tuple[Task, Method]:
-        """Return the task and the method.
-
-        Raises:
-            InvalidInputError: Data or files on this machine differ from those of the run.
-        """
-        built = resolve(self.method, self.options)
-        if built.config_hash != self.config_hash:
-            raise InvalidInputError(
-                f"'{self.options.data}' with model '{self.options.model}' differs on this machine "
-                f"(configuration {built.config_hash[:12]}, not {self.config_hash[:12]}); copy the files of "
-                "data and model from where the run began"
-            )
-        return built.task, built.method
-
-
 def check_participation(name: str, method: Method, config: Config, split: Split) -> None:
     """Raise an error if too few clients would train, or the adaptation does not fit."""
     if config.new_clients >= split.clients:
