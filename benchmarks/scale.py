@@ -99,22 +99,22 @@ def run_once(method: str, clients: int, rounds: int, engine: str, folder: Path) 
     for t in range(1, rounds + 1):
         if t == 2:
             cpu, others = time.process_time(), cpu_seconds(pids)
-        start = time.perf_counter()
+        round_started = time.perf_counter()
         loop.run_round(t)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(time.perf_counter() - round_started)
         memory.append(peak_memory_mb())
     cpu, others = time.process_time() - cpu, cpu_seconds(pids) - others
     loop.evaluate_final()
     workers.close()
     store.close()
     size = (folder / RUN_FILE).stat().st_size
-    start = time.perf_counter()
+    shown = time.perf_counter()
     api.load(folder, hashes=False)
-    show_seconds = time.perf_counter() - start
+    show_seconds = time.perf_counter() - shown
     store = RunStore.open(folder)
     RoundLoop(experiment_, store, workers, Callback()).evaluate_final()
     store.close()
-    resumed = time.perf_counter() - start - show_seconds + resolved - started
+    resumed = time.perf_counter() - shown - show_seconds + resolved - started
     return {
         "start-up s": ready - started,
         "preparation s": prepared - ready,

@@ -64,6 +64,13 @@ def test_divergence_error_names_client_round_and_value(shell: Shell) -> None:
     assert shell.json("runs diverging")["runs"][0]["state"] == "diverged in round 1"
 
 
+def test_resume_with_fewer_rounds_is_noted(shell: Shell) -> None:
+    assert shell(f"run fedavg --rounds 2 {SMALL} --out longer").code == 0
+    code, out, err = shell(f"run fedavg --rounds 1 {SMALL} --out longer --resume")
+    assert (code, err) == (0, "feddbe: 'longer' has 2 rounds already, more than --rounds 1\n")
+    assert "last @2" in out
+
+
 def test_resume_repeats_the_diverged_round(shell: Shell) -> None:
     first = shell(DIVERGING_RUN)
     resumed = shell("run --resume --out diverging")

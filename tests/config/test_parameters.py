@@ -218,6 +218,7 @@ def test_text_of_a_parsed_name_has_all_digits() -> None:
         ("sieve(width=0)", "sieve width = 0; allowed: a number > 0"),
         ("sieve(mesh)", "cannot read option 'mesh' in 'sieve(mesh)'; write it like kappa=5"),
         ("sieve(=fine)", "cannot read option '=fine' in 'sieve(=fine)'; write it like kappa=5"),
+        ("sieve(mesh=1,mesh=2)", "option 'mesh' is given twice in 'sieve(mesh=1,mesh=2)'"),
     ],
 )
 def test_invalid_spec_is_answered_with_one_line(text: str, message: str) -> None:

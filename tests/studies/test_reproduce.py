@@ -367,7 +367,9 @@ def test_missing_data_status_does_not_depend_on_the_message(
         raise error
 
     monkeypatch.setattr("feddbe.data.builtin.har.load", fail)
-    assert state in shell("reproduce har --trials 1 --only FedAvg --out here --dry-run").out
+    out = shell("reproduce har --trials 1 --only FedAvg --out here --dry-run").out
+    assert state in out
+    assert ("Refused: run 'feddbe data get har'." in out) == (state == "refused")
 
 
 def test_list_has_counts_and_estimates(shell: Shell) -> None:

@@ -153,6 +153,8 @@ def parse_spec(text: str) -> tuple[str, dict[str, Any]] | None:
         key, _, value = (word.strip() for word in item.partition("="))
         if not key or not value:
             raise InvalidInputError(f"cannot read option '{item.strip()}' in '{text}'; write it like kappa=5")
+        if key in options:
+            raise InvalidInputError(f"option '{key}' is given twice in '{text.strip()}'")
         words: dict[str, Any] = {"true": True, "false": False, "none": None}
         options[key] = words[value] if value in words else parse_number_or_text(value)
     return match[1], options

@@ -249,6 +249,9 @@ def _record_resume(experiment: Experiment, store: RunStore, callback: Callback) 
         callback.on_message(
             f"{experiment.name} diverged in round {divergence['round']}, which is tried once more"
         )
+    completed, rounds = store.last_round(), experiment.task.rounds
+    if completed > rounds:
+        callback.on_message(f"'{store.folder}' has {completed} rounds already, more than --rounds {rounds}")
     with store.transaction(store.last_round()):
         store.set_meta("config", experiment.config)  # it may have more rounds, or another folder
         if notes:

@@ -197,6 +197,7 @@ def compare_with_paper(study: PaperStudy, plans: Plans) -> PaperTable:
     if study.note:
         notes.append(study.note)
     notes += [f"Left out: {row} ({reason})." for row, reason in study.left_out.items()]
+    notes += _refusals(study, plans)
     notes += _addon_gains(study, plans)
     rows = tuple(row.name for row in study.rows)
     titles = tuple(column.title for column in study.columns)
@@ -363,6 +364,15 @@ def _describe_rounds(study: PaperStudy, used: Sequence[PlannedRun]) -> str:
 
 def _rounds_done(document: RunDocument) -> int:
     return document["rounds"][-1]["round"] if document["rounds"] else 0
+
+
+def _refusals(study: PaperStudy, plans: Plans) -> list[str]:
+    """Return a note for each reason for which runs are impossible, other than missing data."""
+    planned_runs = [
+        plans[spec] for cell in study.table_cells for spec in (*cell.run_specs, *cell.baseline_specs)
+    ]
+    refused = [run for run in planned_runs if run.experiment is None and not run.is_data_missing]
+    return [f"Refused: {reason}." for reason in dict.fromkeys(run.skip_reason for run in refused)]
 
 
 def _addon_gains(study: PaperStudy, plans: Plans) -> list[str]:

@@ -491,14 +491,14 @@ def custom_term(context: Any, carry: Any) -> Any:
         (lambda plan: {"extras": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"correction": {"other": torch.zeros(3)}}, "other than the model and PRBM"),
         (lambda plan: {"terms": (prox(1.0, {"other": torch.zeros(3)}),)}, "other than the model and PRBM"),
-        (lambda plan: {"optimizer": Optimizer("adam")}, "not plain SGD"),
-        (lambda plan: {"optimizer": Optimizer(clip_norm=1.0)}, "not plain SGD"),
+        (lambda plan: {"optimizer": Optimizer("adam")}, "not SGD without momentum"),
+        (lambda plan: {"optimizer": Optimizer(clip_norm=1.0)}, "not SGD without momentum"),
         (
             lambda plan: {
                 "optimizer": Optimizer(momentum=0.9),
                 "terms": (Term(custom_term, outputs_only=True),),
             },
-            "not plain SGD",
+            "not SGD without momentum",
         ),
         (lambda plan: {"params": {n: p.half() for n, p in plan.params.items()}}, "not all float32"),
         (lambda plan: {"correction": {"fc.bias": plan.params["fc.bias"].double()}}, "not all float32"),

@@ -217,7 +217,7 @@ def unsupported_reason(plan: FitPlan) -> str:
         return "the method trains parameters other than the model and PRBM"
     linear = replace(plan.optimizer, momentum=0.0, weight_decay=0.0)
     if not (plan.optimizer if needs_autograd(plan) else linear).is_plain_sgd:
-        return "the optimizer is not plain SGD"
+        return "the optimizer is not SGD without momentum, weight decay and clipping"
     return unsupported_types([*plan.params.values(), *plan.extras.values(), *plan.correction.values()])
 
 
