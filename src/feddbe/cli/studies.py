@@ -220,7 +220,8 @@ def _print_studies(studies: Sequence[PaperStudy], folder: Path) -> int:
     ]
     note = (
         f"Runs in {folder}; experiments share runs. Remaining: upper bound of the time for missing runs with "
-        "available data, in parallel on this machine, from a timed round of each kind; many stop earlier."
+        "available data, in parallel on this machine, from a timed round of each kind, without "
+        "analyses such as MDL; many stop earlier."
     )
     print_renderable(Table(columns, records, note=note))
     return 0
