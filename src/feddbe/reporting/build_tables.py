@@ -865,7 +865,6 @@ _MAX_EPOCHS = 8
 _ADAPTATION_NOTES = {
     "prbm": "only p_i was trained",
     "newton": "p_i is one Newton step, with a ridge that corresponds to the epochs",
-    "mean": "p_i is the global mean minus the client's mean, for any number of epochs",
 }
 
 
