@@ -137,8 +137,10 @@ JOIN = ["federation", "join", "anna.invitation", "--state", "s", "--data"]
         ([*JOIN, "label.npz"], ["the data has the label '10'", "the federation has 0, 1, 2"]),
         ([*JOIN, "digits", "--methods", "fedsum"], ["--methods fedsum", "fedavg"]),
         (["federation", "export", "--state", "data"], ["'data' is not the state folder of a node"]),
+        (["data", "show", "federation:f"], ["'federation:f' has no rows here"]),
+        (["tune", "fedavg", "--data", "federation:f"], ["'federation:f' has no rows here"]),
     ],
-    ids=lambda value: " ".join(value[:3]) if value[0] in ("run", "federation") else "",
+    ids=lambda value: " ".join(value[:3]) if value[0] in ("run", "federation", "data", "tune") else "",
 )
 def test_bad_input_is_one_line(
     idle_federation: Federation,

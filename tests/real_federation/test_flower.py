@@ -26,6 +26,7 @@ from tests.real_federation.nodes import (
     pool_datasets,
     run_serial,
 )
+from tests.waiting import PATIENCE
 
 needs_flower = pytest.mark.skipif(
     importlib.util.find_spec("flwr") is None, reason="needs feddbe[flower]; make test-all installs it"
@@ -193,7 +194,7 @@ def test_missing_package_is_one_line(tmp_path: Path) -> None:
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", WITHOUT_FLOWER, "federation", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
 
     created = call("init", "f", "--host", "127.0.0.1", "--like", "example.npz")
     assert created.returncode == 0, created.stderr

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import sqlite3
 import struct
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ from feddbe.simulation.client import ClientTask
 from feddbe.state import as_bytes, decode, encode
 from tests.real_federation.nodes import NAMES, LocalFederation, kind_and_type, make_files
 from tests.real_federation.processes import Federation, free_port, run_options
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 needs_minutes = pytest.mark.skipif("FEDDBE_CASES" not in os.environ, reason="starts processes: make test-all")
 PATH = f"/{SERVICE}/{METHOD}"
@@ -73,41 +73,67 @@ def site(tmp_path_factory: pytest.TempPathFactory, spec: DataSpec) -> Iterator[S
         yield Site(folder, server, anna, removed, foreign)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The end of a connection: gRPC's code, or LET_IN if the time passed without an end."""
+class Outcome(NamedTuple):
+    """The end of a connection."""
 
     code: str
-    details: str = ""
+    """gRPC's code."""
+    details: str
 
 
-def connect(
-    invitation: Invitation, frames: Sequence[bytes] = (), path: str = PATH, seconds: float = 3.0
-) -> Outcome:
-    """Connect, send frames, and return how the connection ended; without a key, without a certificate."""
-    key, certificate = invitation.key or None, invitation.certificate or None
-    credentials = grpc.ssl_channel_credentials(invitation.authority, key, certificate)
-    is_over = threading.Event()
+class Stream:
+    """A connection to a server that sends any frames; without a key, it presents no certificate."""
 
-    def outgoing() -> Iterator[bytes]:
-        yield from frames
-        is_over.wait(seconds + 10)  # longer than the call
+    def __init__(self, channel: grpc.Channel, path: str) -> None:
+        self.outbox = queue.SimpleQueue[bytes | None]()
+        self._call = channel.stream_stream(path)(iter(self.outbox.get, None), timeout=PATIENCE)
 
-    with grpc.secure_channel(invitation.server, credentials) as channel:
+    def send(self, frames: Iterable[bytes]) -> None:
+        """Send frames."""
+        for frame in frames:
+            self.outbox.put(frame)
+
+    def outcome(self) -> Outcome:
+        """Return how the server ends the connection."""
         try:
-            for _ in channel.stream_stream(path)(outgoing(), timeout=seconds):
-                return Outcome("RECEIVED")
-            return Outcome("CLOSED")
+            messages = len(list(self._call))
         except grpc.RpcError as error:
-            code = error.code().name
-            return Outcome("LET_IN" if code == "DEADLINE_EXCEEDED" else code, str(error.details()))
-        finally:
-            is_over.set()
+            return Outcome(error.code().name, str(error.details()))
+        return Outcome("OK", f"{messages} frames")
+
+    @classmethod
+    @contextmanager
+    def open(cls, invitation: Invitation, path: str = PATH) -> Iterator[Stream]:
+        """Open a connection, which the server need not accept."""
+        key, certificate = invitation.key or None, invitation.certificate or None
+        credentials = grpc.ssl_channel_credentials(invitation.authority, key, certificate)
+        with grpc.secure_channel(invitation.server, credentials) as channel:
+            stream = cls(channel, path)
+            try:
+                yield stream
+            finally:
+                stream.outbox.put(None)
+
+
+@contextmanager
+def connect(site: Site) -> Iterator[Stream]:
+    """Open the connection of 'anna', which the server lists while it is open."""
+    with Stream.open(site.anna) as stream:
+        wait_until(lambda: "anna" in site.server.nodes(), "the connection")
+        yield stream
+    wait_until(lambda: not site.server.nodes(), "the end of the connection")
+
+
+def refuse(invitation: Invitation, path: str = PATH) -> Outcome:
+    """Return how the server refuses a connection."""
+    with Stream.open(invitation, path) as stream:
+        return stream.outcome()
 
 
 def test_invited_node_is_let_in(site: Site) -> None:
     """The control of all tests of strangers."""
-    assert connect(site.anna).code == "LET_IN"
+    with connect(site):
+        assert list(site.server.nodes()) == ["anna"]
 
 
 def test_strangers_do_not_pass_the_handshake(site: Site) -> None:
@@ -119,19 +145,19 @@ def test_strangers_do_not_pass_the_handshake(site: Site) -> None:
         "another authority": replace(site.foreign, authority=site.anna.authority),
         "false server": replace(site.anna, authority=site.foreign.authority),
     }
-    codes = {name: connect(stranger).code for name, stranger in strangers.items()}
+    codes = {name: refuse(stranger).code for name, stranger in strangers.items()}
     assert codes == dict.fromkeys(strangers, "UNAVAILABLE")
     impostor = replace(site.anna, key=server_key, certificate=server_certificate)
-    assert connect(impostor).code in ("UNAVAILABLE", "PERMISSION_DENIED")
+    assert refuse(impostor).code in ("UNAVAILABLE", "PERMISSION_DENIED")
     assert site.server.nodes() == {}
 
 
 def test_removed_node_is_refused(site: Site) -> None:
-    assert connect(site.removed) == Outcome("PERMISSION_DENIED", "this invitation was revoked")
+    assert refuse(site.removed) == ("PERMISSION_DENIED", "this invitation was revoked")
 
 
 def test_other_methods_of_the_service_do_not_exist(site: Site) -> None:
-    assert connect(site.anna, path=f"/{SERVICE}/Control").code == "UNIMPLEMENTED"
+    assert refuse(site.anna, f"/{SERVICE}/Control").code == "UNIMPLEMENTED"
 
 
 def test_plain_http_gets_no_reply(site: Site) -> None:
@@ -151,11 +177,11 @@ def test_silent_connections_do_not_keep_nodes_out_and_end(site: Site) -> None:
     with ExitStack() as stack:
         address = ("127.0.0.1", site.folder.port)
         silent = [
-            stack.enter_context(socket.create_connection(address, timeout=30))
+            stack.enter_context(socket.create_connection(address, timeout=PATIENCE))
             for _ in range(SILENT_CONNECTIONS)
         ]
-        assert connect(site.anna).code == "LET_IN"
-        assert silent[-1].recv(1) == b"", "the server ends it"
+        with connect(site):
+            assert silent[-1].recv(1) == b"", "the server ends it"
 
 
 def receive_all(server: DirectServer) -> list[tuple[str, Message | str]]:
@@ -169,35 +195,51 @@ def start_frame(number: int, body_size: int) -> bytes:
     return struct.pack("<BQIQ", 1, number, 2, body_size) + b"{}"
 
 
+UNASKED = 10**6
+"""First of the numbers that no request has."""
+
+
 @pytest.mark.parametrize(
-    ("frames", "code"),
+    "frames",
     [
-        ([os.urandom(1000).replace(b"\1", b"\2", 1)], "RESOURCE_EXHAUSTED"),
-        ([b""], "RESOURCE_EXHAUSTED"),
-        ([b"\xff" * 21], "RESOURCE_EXHAUSTED"),
-        ([bytes(10 * 2**20)], "RESOURCE_EXHAUSTED"),
-        ([start_frame(10**6, 2**40)], "LET_IN"),
-        (list(to_frames(10**6, Message(b"{}", bytes(10 * 2**20)))), "LET_IN"),
-        ([frame for number in range(5000) for frame in to_frames(number, Message(b"{}"))], "LET_IN"),
+        [os.urandom(1000).replace(b"\1", b"\2", 1)],
+        [b""],
+        [b"\xff" * 21],
+        [bytes(10 * 2**20)],
+        [start_frame(UNASKED, 2**40), start_frame(UNASKED + 1, 0)],
     ],
-    ids=["random", "empty", "wrong lengths", "10 MB", "announced 1 TB", "unasked 10 MB", "unasked 5000"],
+    ids=["random", "empty", "wrong lengths", "10 MB", "announced 1 TB"],
 )
-def test_garbage_and_unasked_messages_are_dropped(site: Site, frames: list[bytes], code: str) -> None:
-    assert connect(site.anna, frames).code == code
+def test_garbage_ends_the_connection(site: Site, frames: list[bytes]) -> None:
+    with connect(site) as stream:
+        stream.send(frames)
+        assert stream.outcome().code == "RESOURCE_EXHAUSTED"
     assert receive_all(site.server) == []
 
 
+@pytest.mark.parametrize(
+    "messages", [[Message(b"{}", bytes(10 * 2**20))], [Message(b"{}")] * 5000], ids=["10 MB", "5000"]
+)
+def test_unasked_messages_are_dropped(site: Site, messages: list[Message]) -> None:
+    """The reply that follows them on the same connection arrives, and nothing else does."""
+    reply = Message(b"{}", b"the reply")
+    with connect(site) as stream:
+        identifier = site.server.send("anna", Message.build("describe", {}), MARGIN)
+        assert identifier is not None
+        for number, message in enumerate(messages, UNASKED):
+            stream.send(to_frames(number, message))
+        stream.send(to_frames(int(identifier), reply))
+        assert wait_until(lambda: receive_all(site.server), "the reply") == [(identifier, reply)]
+
+
 def test_oversized_reply_is_one_sentence(site: Site) -> None:
-    """The node answers a request of its last connection with one byte more than the limit allows."""
-    earlier = threading.Thread(target=lambda: connect(site.anna))
-    earlier.start()
-    wait_until(lambda: "anna" in site.server.nodes(), "the connection")
-    identifier = site.server.send("anna", Message.build("describe", {}), 1000)
-    assert identifier is not None
-    earlier.join()
-    outcome = connect(site.anna, [start_frame(int(identifier), 1001)])
-    sentence = "its message has 1,001 bytes; at most 1,000 are allowed"
-    assert outcome == Outcome("RESOURCE_EXHAUSTED", sentence)
+    """The node's reply has one byte more than the limit allows."""
+    with connect(site) as stream:
+        identifier = site.server.send("anna", Message.build("describe", {}), 1000)
+        assert identifier is not None
+        stream.send([start_frame(int(identifier), 1001)])
+        sentence = "its message has 1,001 bytes; at most 1,000 are allowed"
+        assert stream.outcome() == ("RESOURCE_EXHAUSTED", sentence)
     assert receive_all(site.server) == [(identifier, sentence)]
 
 

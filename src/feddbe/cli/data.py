@@ -89,11 +89,14 @@ def _get(name: str, force: bool, data_dir: Path | None) -> int:
 @click.option("--plot", metavar="FILE", type=Path, help="draw the partition: .png, .svg or .pdf")
 def _show(name: str, save: Path | None, plot: Path | None, **options: Any) -> int:
     """Show how a data set is partitioned among clients."""
+    from feddbe import data
     from feddbe.data.federated import label_counts, load_federated_data
     from feddbe.reporting import build_tables
     from feddbe.reporting.build_figures import client_distribution
     from feddbe.reporting.matplotlib_backend import draw
 
+    if data.is_remote(name):
+        raise InvalidInputError(f"'{name}' has no rows here: they are on its nodes")
     request = parse_options(["data show"], {**options, "data": name})
     dataset, split, resolved = load_federated_data(request.config)
     labels = label_counts(dataset, split)

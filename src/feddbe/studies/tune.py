@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from feddbe import methods, paths, seeds
+from feddbe import data, methods, paths, seeds
 from feddbe.callbacks.base import Callback, StudyCallback
 from feddbe.config.options import Config, RunRequest
 from feddbe.config.parameters import format_value, parse_number_or_text
@@ -154,6 +154,8 @@ def tune(
         raise InvalidInputError(
             f"'{method}': a searched method cannot have values in brackets; fix them by --space NAME=VALUE"
         )
+    if data.is_remote(options.data):
+        raise InvalidInputError(f"'{options.data}' has no rows here to split; tune on data of this machine")
     share = options.validation if "validation" in request.origins else VALIDATION
     if not share:
         raise InvalidInputError("validation = 0; a search needs validation data: it must not use test data")
