@@ -204,8 +204,8 @@ def test_labels_name_other_data_without_its_settings() -> None:
     ]
     har_run = document("fedavg", RISING, data="har", partition="natural", model="har_cnn", lr=0.05)
     assert run_labels([*digits_runs, har_run, document("moon", RISING)]) == [
-        "fedavg, data digits, lr 0.1, batch_size 10",
-        "fedavg, data digits, lr 0.2, batch_size 20",
+        "fedavg, data digits, lr 0.1, batch size 10",
+        "fedavg, data digits, lr 0.2, batch size 20",
         "fedavg, data har",
         "moon",
     ]

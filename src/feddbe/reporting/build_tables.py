@@ -25,12 +25,12 @@ from feddbe.reporting.table import (
     DIFFERENCE,
     FLAG,
     INTERVAL,
+    METRIC,
     NUMBER,
     PAIRS,
     PERCENT,
     PROGRESS,
     SECONDS,
-    SOFT_HYPHEN,
     TEXT,
     TIME,
     Column,
@@ -64,12 +64,13 @@ from feddbe.results.repetitions import (
     group_experiments,
     group_seeds,
     methods_with_unequal_rounds,
+    metric_interval,
 )
 from feddbe.results.statistics import VERDICT_RULE, Interval, Reason
 from feddbe.runs.build_document import ClientRecord, load_document
 from feddbe.runs.folders import slug
 
-_STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
+_STATISTICS = {"weighted": "weighted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Titles of the statistics of an accuracy over clients."""
 
 
@@ -654,6 +655,7 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
         _interval_column("adapted", hide_empty=True, note=_ADAPTED_NOTE, priority=Priority.OPTIONAL),
         _interval_column("mean", "mean of clients", outputs=Output.PAGE | Output.PROGRAM),
         _interval_column("worst_tenth", priority=Priority.OPTIONAL),
+        *_metric_interval_columns(documents),
         _majority_column(),
         _interval_column("validation", outputs=Output.PROGRAM),
         *_PROGRAM_COLUMNS,
@@ -672,6 +674,35 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
         footer=_majority_footer(documents),
         narrow=Narrow.TRANSPOSE,
     )
+
+
+def _metric_interval_columns(
+    documents: Sequence[RunDocument], is_shown: Callable[[SeedGroup], bool] = lambda experiment: True
+) -> list[Column]:
+    """Return a column for each metric of the rounds; a terminal shows only metrics that the user selected."""
+    from feddbe.metrics.builtin import describe_metric
+
+    columns = []
+    for name in metric_names(documents):
+        label, unit = describe_metric(name)
+        scale = 100 if unit == "%" else 1
+
+        def read(experiment: SeedGroup, name: str = name, scale: int = scale) -> Interval | None:
+            if not is_shown(experiment):
+                return None
+            return metric_interval(experiment.counted_runs, name, scale)
+
+        columns.append(
+            Column(
+                name if name not in SeedGroup.__annotations__ else f"metric_{name}",
+                label,
+                INTERVAL if unit == "%" else METRIC,
+                read,
+                outputs=Output.ALL if is_selected_metric(name, documents) else ~Output.TERMINAL,
+                hide_empty=True,
+            )
+        )
+    return columns
 
 
 _TEST_CHOSEN_NOTE = "Best round: chosen on test data, too high, and not compared."
@@ -785,6 +816,7 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
         test_column("accuracy", "test"),
         *_verdict_columns(experiments, baseline, is_compared=is_compared, is_shown=is_chosen),
         *(test_column(key, outputs=Output.PROGRAM) for key in ("best", "last", "adapted", "worst_tenth")),
+        *_metric_interval_columns(documents, is_shown=is_chosen),
         _majority_column(),
         *_PROGRAM_COLUMNS,
     ]
@@ -986,7 +1018,7 @@ def overhead_table(costs: Sequence[Overhead], names: Sequence[str]) -> Table:
         cost("down", "down", BYTES, stack="down", line="round"),
         cost("total_down", "total down", BYTES, stack="down", line="total"),
         cost("kept", "keeps", COUNT, note="Keeps: numbers that a client keeps between rounds."),
-        Column("memory", f"mem{SOFT_HYPHEN}ory", BYTES, lambda run: 1e6 * run["memory_mb"],
+        Column("memory", "memory", BYTES, lambda run: 1e6 * run["memory_mb"],
                note="Memory: peak in a round."),
     ]  # fmt: skip
     return Table.from_sources(columns, costs)
