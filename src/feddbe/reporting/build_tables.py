@@ -127,7 +127,7 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         note=_results_note(documents, names),
         footer=[
             {"run": f"majority class{data}", "best_weighted": accuracy}
-            for accuracy, data in _majority_accuracies(documents).items()
+            for accuracy, data in majority_accuracies(documents).items()
         ],
         line_stack="round",
     )
@@ -304,12 +304,17 @@ def _describe_selection(documents: Sequence[RunDocument], on_test: str) -> str:
     return " or ".join(sorted(texts))
 
 
-def _majority_accuracies(documents: Sequence[RunDocument]) -> dict[float, str]:
-    """Return the names of data by majority accuracy; the name is empty if all accuracies are equal."""
-    names = {
-        document["majority_accuracy"]: f", {document['config'].get('data', '?')}" for document in documents
-    }
-    return names if len(names) > 1 else dict.fromkeys(names, "")
+def majority_accuracies(documents: Sequence[RunDocument]) -> dict[float, str]:
+    """Return each majority accuracy with the data or partition seed that distinguishes it, if any does."""
+    configs = {document["majority_accuracy"]: document["config"] for document in documents}
+    data = {config.get("data") for config in configs.values()}
+    if len(configs) == 1:
+        return dict.fromkeys(configs, "")
+    if len(data) == 1 and len({config.get("partition_seed") for config in configs.values()}) == len(configs):
+        return {
+            accuracy: f", partition seed {config['partition_seed']}" for accuracy, config in configs.items()
+        }
+    return {accuracy: f", {config.get('data', '?')}" for accuracy, config in configs.items()}
 
 
 def moments_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
