@@ -263,9 +263,9 @@ def test_another_moment_does_not_choose_other_values(shell: Shell) -> None:
     study = feddbe.load_study("rates")
     assert isinstance(study, feddbe.Sweep)
     assert [run["config"]["lr"] for run in study.chosen] == [0.1, 0.1]
-    shown = json.loads(shell("show rates --moment after --json").out)["runs"]
-    assert [run["config"]["lr"] for run in shown] == [0.1, 0.1]
-    assert shown[0]["last"]["moment"] == "after"
+    runs_after = json.loads(shell("show rates --moment after --json").out)["runs"]
+    assert [run["config"]["lr"] for run in runs_after] == [0.1, 0.1]
+    assert runs_after[0]["last"]["moment"] == "after"
     assert "chosen" not in shell("show rates --moment after").out.split("\n")[0]
 
 

@@ -995,7 +995,7 @@ def missing_baselines(runs: Sequence[Fairness]) -> str:
     missing = [baseline for baseline in BASELINES if baseline not in known and not methods <= {baseline}]
     if not missing:
         return ""
-    return f"no run of {' or '.join(missing)} with the same clients among these: no comparison with it"
+    return f"not compared with {' or '.join(missing)}: no such run has the same clients"
 
 
 _TOTAL_ROUNDS = Kind(terminal_format=lambda value: "" if value is None else f"of {value}")
