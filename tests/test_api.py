@@ -91,6 +91,17 @@ def test_compare_uses_equal_data_model_and_seed() -> None:
     assert first["config_hash"] != second["config_hash"]
 
 
+def test_compare_over_values_reports_progress_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a script without a terminal, as on the command line."""
+    options: dict[str, Any] = {**SMALL, "model": "mlp", "lr": [0.1, 0.2], "name": "rates"}
+    feddbe.compare(["fedavg"], **options)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "feddbe: values are chosen on held-out training data: --validation 0.2"
+    assert sorted(line.split(": ")[0] for line in lines[1:]) == ["1 of 2", "2 of 2"]
+    feddbe.compare(["fedavg"], **options, quiet=True)
+    assert capsys.readouterr().err == ""
+
+
 def test_compare_equals_separate_runs() -> None:
     """Runs of a comparison share data and model, and do not change them."""
     names = ["fedavg+dbe", "ditto", "fedavg"]

@@ -156,11 +156,13 @@ def compare(
         sweep.record_comparison(raw, documents)
         return Runs(map(Run, documents))
     callbacks = make_callback(callback)
-    spec = sweep.require_validation(spec)
-    plans = sweep.plan_sweep(spec, dataset=dataset, model=module)
+    display = StudyBars(quiet=quiet)
+    spec = sweep.require_validation(spec, display.on_message)
+    plans = sweep.plan_sweep(spec, display.on_message, dataset=dataset, model=module)
     sweep.record_sweep(spec, plans)
-    with default_callback(quiet=quiet) as display:
-        documents = sweep.sweep_documents(*sweep.run_sweep(plans, sweep.RunCounter(plans, display)))
+    display.runs = len({planned.folder for planned in plans if planned.is_missing})
+    with display.bars:
+        documents = sweep.sweep_documents(*sweep.run_sweep(plans, display))
     with callbacks:
         replay_documents(documents, callbacks)
     return (Sweep if spec.is_grid else Runs)(map(Run, documents))
@@ -427,7 +429,7 @@ def reproduce(
     """Run the missing runs of the paper's tables and figures, and return the tables.
 
     Args:
-        names: Names of experiments, as in `table1`; `feddbe reproduce --list` prints them.
+        names: Names of experiments, as in `practical`; `feddbe reproduce --list` prints them.
         trials: Number of trials, with seeds 0 to N - 1; by default 3, or 1 if `scale` is `small`.
         only: Rows, columns or ROW/COLUMN of the tables; `*` matches anything.
         rounds: Maximum number of rounds.

@@ -224,7 +224,8 @@ def _collect(spec: str, checks: Iterator[str]) -> list[str]:
         raise
     except FeddbeError as error:
         after = f" (after: {', '.join(passed)})" if passed else ""
-        raise AssertionError(f"{spec}: {error}{after}") from error
+        reason = str(error).removeprefix(f"{spec}: ")
+        raise AssertionError(f"{spec}: {reason}{after}") from error
     return passed
 
 

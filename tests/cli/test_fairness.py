@@ -65,7 +65,7 @@ def test_missing_baseline_is_named_below_the_table(shell: Shell, root: Path) -> 
     code, out, err = shell("fairness other")
     assert (code, err) == (0, "")
     assert out.splitlines()[-3:] == [
-        "no run of local or fedavg with the same clients among these: no comparison with it",
+        "not compared with local or fedavg: no such run has the same clients",
         "",
         "fairness  runs/other/fairness.png",
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from feddbe.errors import FeddbeError
 from feddbe.methods.addons import MR, PRBM, Composed
 from feddbe.methods.base import BODY, HEAD, MODEL, PERSONAL, Method, undeclared_names
 from feddbe.methods.fedavg import FedAvg
@@ -109,7 +110,7 @@ def test_undeclared_name_is_an_error(method: Method, message: str, tmp_path: Pat
         experiment(f"{method.base_name}{'+dbe' * (method.name == 'composed')}"), method=method
     )
     recorder = MessageRecorder(e)
-    with pytest.raises(AssertionError, match=message):
+    with pytest.raises(FeddbeError, match=message):
         run_recorded(e, tmp_path, recorder)
     assert not any(word in name for word in ("prbm", "labels") for m in recorder.messages for name in m)
 
@@ -120,7 +121,7 @@ def test_secret_takes_precedence_over_sends(tmp_path: Path) -> None:
         sends = (MODEL,)
 
     e = dataclasses.replace(experiment("fedper"), method=ContradictoryMethod())
-    with pytest.raises(AssertionError, match=r"would send 'fc.weight'"):
+    with pytest.raises(FeddbeError, match=r"would send 'fc.weight'"):
         run_recorded(e, tmp_path, MessageRecorder(e))
 
 

@@ -70,6 +70,17 @@ def test_name_in_a_page_exists(name: str) -> None:
     pkgutil.resolve_name(name)
 
 
+def test_paths_in_pages_exist() -> None:
+    root = DOCS.parent
+    missing = [
+        (page.name, path)
+        for page in (*PAGES, *root.glob("*.md"))
+        for path in re.findall(r"`((?:src|tests|benchmarks)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+        if not (root / path).exists()
+    ]
+    assert not missing
+
+
 def list_commands() -> list[tuple[str, str]]:
     """Return page and command line of every command."""
     lines = [

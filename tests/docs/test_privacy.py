@@ -12,7 +12,7 @@ from feddbe.metrics import builtin
 from feddbe.simulation.client import BUFFER
 from tests.docs.test_pages import DOCS
 
-WORDS = {MODEL: "model", BODY: "f", HEAD: "h"}
+WORDS = {MODEL: "model", BODY: "body", HEAD: "head"}
 PARTS: list[type[Method] | type[AddOn]] = [
     *(method for method in METHODS.values() if method.__module__.startswith("feddbe.")),
     *{part: None for parts in ADDONS.values() for part in parts},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from feddbe.reporting import build_tables
-from feddbe.reporting.build_tables import RunRecord
+from feddbe.reporting.build_tables import RunRecord, majority_accuracies
 from feddbe.reporting.table import Name, format_bytes, format_seconds, render, to_html, to_page_block
 from feddbe.results.document import Accuracy, at_moment, run_labels
 from tests.documents import document
@@ -204,8 +204,8 @@ def test_labels_name_other_data_without_its_settings() -> None:
     ]
     har_run = document("fedavg", RISING, data="har", partition="natural", model="har_cnn", lr=0.05)
     assert run_labels([*digits_runs, har_run, document("moon", RISING)]) == [
-        "fedavg, data digits, lr 0.1, batch_size 10",
-        "fedavg, data digits, lr 0.2, batch_size 20",
+        "fedavg, data digits, lr 0.1, batch size 10",
+        "fedavg, data digits, lr 0.2, batch size 20",
         "fedavg, data har",
         "moon",
     ]
@@ -217,6 +217,15 @@ def test_majority_class_names_the_data_only_if_accuracies_differ() -> None:
     assert find_row(printed, "majority class, digits")[-1] == "20.00"
     assert find_row(printed, "majority class, har")[-1] == "30.00"
     assert len([line for line in lines(build_tables.results_table([two[0]] * 2)) if "majority" in line]) == 1
+
+
+def test_majority_accuracies_are_named_by_data_or_partition_seed() -> None:
+    first = document("fedavg", [0.1], partition_seed=1, majority_accuracy=0.2)
+    second = document("fedavg", [0.1], partition_seed=2, majority_accuracy=0.3)
+    other_data = document("fedavg", [0.1], data="har", partition_seed=1, majority_accuracy=0.4)
+    assert majority_accuracies([first, first]) == {0.2: ""}
+    assert majority_accuracies([first, second]) == {0.2: ", partition seed 1", 0.3: ", partition seed 2"}
+    assert majority_accuracies([first, other_data]) == {0.2: ", digits", 0.4: ", har"}
 
 
 def test_results_of_a_run_without_evaluation_or_rounds() -> None:

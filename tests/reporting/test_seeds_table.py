@@ -191,3 +191,37 @@ def test_a_sweep_compares_chosen_experiments_as_they_are_deployed() -> None:
     assert [record["moment"] for record in table.to_records()] == ["before", "adapted"]
     assert "in the last round if the method adapts only after it" in words(table)
     assert "majority class" in words(table, 120)
+
+
+def test_selected_metrics_are_columns_over_seeds() -> None:
+    """A metric in percent is in percent for readers and a fraction for programs; others are as they are."""
+    selected = repeat("fedavg", [0.7, 0.8, 0.9], metrics="accuracy,macro_f1,drift")
+    for index, run in enumerate(selected):
+        assert run["last"]
+        values = {"macro_f1": 0.5 + index / 100, "drift": 1.25}
+        run["last"]["metrics"]["before"] = {name: {"weighted": value} for name, value in values.items()}
+    table = seeds_table(selected)
+    (row,) = table.to_records()
+    assert row["macro_f1"] == pytest.approx(0.51)
+    assert row["macro_f1_half"] == pytest.approx(4.3027 * 0.01 / 3**0.5, rel=1e-4)
+    assert (row["drift"], row["drift_half"]) == (1.25, 0.0)
+    text = words(table, 120)
+    assert "51.00 ± 2.48" in text
+    assert "1.2500 ± 0.0000" in text
+    default = repeat("fedavg", [0.7, 0.8, 0.9])
+    assert "AUC" not in words(seeds_table(default), 120)
+
+
+def test_sweep_hides_metrics_of_values_that_are_not_chosen() -> None:
+    runs = [
+        *repeat("fedavg", [0.7, 0.8], metrics="accuracy,macro_f1", lr=0.1),
+        *repeat("fedavg", [0.7, 0.8], metrics="accuracy,macro_f1", lr=0.2),
+    ]
+    for run in runs:
+        for result in run["rounds"]:
+            share = 0.4 + run["config"]["lr"]
+            result["validation"] = {"weighted": share, "mean": share, "worst_tenth": share, "std": 0.0}
+            result["metrics"]["before"] = {"macro_f1": {"weighted": 0.5}}
+        run["best"] = run["last"] = run["rounds"][-1]
+    records = sweep_table(runs).to_records()
+    assert [(record["chosen"], record["macro_f1"]) for record in records] == [(False, None), (True, 0.5)]

@@ -245,9 +245,28 @@ def test_loading_the_other_kind_is_one_line(shell: Shell) -> None:
 
 def test_runs_lists_studies(shell: Shell) -> None:
     shell(f"compare fedavg ditto --seeds 2 {SMALL}")
-    assert "study-digits/comparison-1  comparison  fedavg, ditto  0 1" in shell("runs").out
+    assert "study-digits/comparison-1  comparison  fedavg, ditto    0 1" in shell("runs").out
     (study,) = json.loads(shell("runs --json").out)["studies"]
     assert (study["purpose"], study["seeds"], study["runs"]) == ("comparison", "0 1", 4)
+
+
+def test_runs_lists_studies_in_a_narrow_terminal(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell(f"compare fedavg ditto --seeds 2 {SMALL}")
+    monkeypatch.setenv("COLUMNS", "40")
+    listed = shell("runs").out
+    assert "study-digits/comparison-1\n  comparison, fedavg, ditto, seeds 0 1," in listed
+
+
+def test_another_moment_does_not_choose_other_values(shell: Shell) -> None:
+    """Two choices of one sweep would show the test accuracies of two values."""
+    shell(f"run fedavg --lr 0.01,0.1 --seeds 2 {SMALL} --name rates")
+    study = feddbe.load_study("rates")
+    assert isinstance(study, feddbe.Sweep)
+    assert [run["config"]["lr"] for run in study.chosen] == [0.1, 0.1]
+    runs_after = json.loads(shell("show rates --moment after --json").out)["runs"]
+    assert [run["config"]["lr"] for run in runs_after] == [0.1, 0.1]
+    assert runs_after[0]["last"]["moment"] == "after"
+    assert "chosen" not in shell("show rates --moment after").out.split("\n")[0]
 
 
 def test_damaged_record_does_not_hide_the_others(shell: Shell) -> None:

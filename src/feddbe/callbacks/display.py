@@ -40,7 +40,11 @@ def default_callback(*, quiet: bool = False) -> Callback:
         return Callback()
     if is_notebook():
         return NotebookProgress()
-    return ProgressBars() if sys.stderr is not None and sys.stderr.isatty() else ProgressLines()
+    return ProgressBars() if _has_terminal() else ProgressLines()
+
+
+def _has_terminal() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 class _NarrowProgress(Progress):
@@ -273,15 +277,15 @@ class _LastFolder(Callback):
 class StudyBars(StudyCallback):
     """A bar for each run in progress, and a line when it ends."""
 
-    def __init__(self, runs: int, *, quiet: bool = False) -> None:
+    def __init__(self, runs: int = 0, *, quiet: bool = False) -> None:
         self.runs = runs
         self.done = 0
         self.run_bars: dict[Path, RunBar] = {}
         self.bars = Progress(
             *bar_columns(),
-            console=Console(stderr=True, quiet=quiet),
+            console=Console(stderr=True, quiet=quiet or sys.stderr is None),
             auto_refresh=False,  # no refresh thread: child processes are forked from this process
-            disable=not sys.stderr.isatty(),
+            disable=not _has_terminal(),
             transient=True,
             expand=True,
         )
@@ -301,6 +305,10 @@ class StudyBars(StudyCallback):
     def analysis_callback(self) -> RunBar:
         """Return the callback of the analyses that follow the runs."""
         return RunBar(self, "")
+
+    def on_message(self, text: str) -> None:
+        """Print a note on the study."""
+        self.print_line(f"feddbe: {text}")
 
     def print_line(self, text: str) -> None:
         self.bars.console.print(replace_controls(text), markup=False, highlight=False, soft_wrap=True)

@@ -43,7 +43,10 @@ def _open(folder: Path) -> FederationFolder:
 @_FOLDER
 @click.option("--host", required=True, metavar="HOST", help="name or address of the server for nodes")
 @click.option(
-    "--like", required=True, metavar="DATA", help="example of the nodes' data, any that feddbe reads"
+    "--like",
+    required=True,
+    metavar="DATA",
+    help="example of the nodes' data, in any form that run --data takes",
 )
 @click.option(
     "--port",
@@ -95,7 +98,9 @@ def _remove(folder: Path, name: str) -> int:
 
 @group.command("join")
 @click.argument("invitation", cls=Argument, metavar="FILE", type=Path, help="NAME.invitation of the operator")
-@click.option("--data", required=True, metavar="DATA", help="the node's own data, any that feddbe reads")
+@click.option(
+    "--data", required=True, metavar="DATA", help="the node's own data, in any form that run --data takes"
+)
 @_STATE
 @click.option(
     "--methods", default="", metavar="NAMES", help="methods to take part in [default: all built-in]"

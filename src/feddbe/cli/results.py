@@ -118,11 +118,14 @@ def show(
     else:
         documents = list(study.documents)
         _print_study_notes(study)
+    is_sweep = study is not None and study.record.purpose is study_record.Purpose.SWEEP
+    if study is not None and moment != "published":
+        documents = study.shown_documents  # values are chosen at the published moment only
+        is_sweep = False
     with callbacks:
         replay_documents(documents, callbacks)
     if moment != "published":
         documents = [at_moment(document, moment) for document in documents]
-    is_sweep = study is not None and study.record.purpose is study_record.Purpose.SWEEP
     _show_documents(documents, clients, format_, plot, as_json=as_json, is_sweep=is_sweep)
     return 0
 
@@ -156,7 +159,7 @@ def _list_studies(studies: Sequence[Path], *, as_json: bool) -> int:
 
 def _studies_table(studies: Sequence[Path], root: Path) -> Table:
     """Return a record per study, with its path below `root`."""
-    from feddbe.reporting.table import TEXT, Column, Table
+    from feddbe.reporting.table import TEXT, Column, Narrow, Table
     from feddbe.studies.study_record import read_record
 
     records: list[dict[str, Any]] = []
@@ -178,12 +181,13 @@ def _studies_table(studies: Sequence[Path], root: Path) -> Table:
         record["begun"] = study.begun[:10]
         records.append(record)
     columns = [
-        *(Column(key, kind=TEXT) for key in ("study", "purpose", "methods", "seeds")),
-        Column("partition seeds", kind=TEXT, hide_empty=True),
+        *(Column(key, kind=TEXT) for key in ("study", "purpose", "methods")),
+        Column("seeds"),
+        Column("partition seeds", hide_empty=True),
         Column("runs"),
         Column("begun", kind=TEXT),
     ]
-    return Table(columns, records)
+    return Table(columns, records, narrow=Narrow.LIST_RECORDS)
 
 
 def _print_study_notes(study: Study) -> None:
@@ -263,9 +267,7 @@ def _print_clients(documents: list[RunDocument], format_: str | None, *, as_json
 
 
 @click.command("verify", cls=Command)
-@click.argument(
-    "names", cls=Argument, nargs=-1, required=True, metavar="RUN...", help="folders, or names in runs/"
-)
+@_RUNS
 @AS_JSON
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Verify a run's file and print the round from which it can resume."""

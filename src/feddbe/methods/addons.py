@@ -81,8 +81,8 @@ class MR(AddOn):
     )
     init_mean: str = parameter(
         "momentum",
-        "client mean before round 1: running mean of training-time features, mean over the client's data "
-        "after the epoch, running mean divided by its total weight, or mean over it at theta^0, no epoch",
+        "client mean before round 1: running mean of z_g during an epoch of training, mean over the client's "
+        "data after it, running mean divided by its total weight, or mean at the initial model, untrained",
         choices=("momentum", "exact", "debiased", "start"),
     )
     init_epochs: int = parameter(1, "epochs before round 1", low=1)
@@ -90,7 +90,7 @@ class MR(AddOn):
         None, "clients that take part before round 1, drawn at random; none: all", low=1
     )
     init_keep_model: bool = parameter(
-        False, "average the models trained before round 1 instead of discarding"
+        False, "average the models trained before round 1; otherwise they are discarded"
     )
     mean_weights: str = parameter("samples", "weights of the global mean", choices=("samples", "uniform"))
     mr_half: bool = parameter(True, "factor 1/2 in the loss")

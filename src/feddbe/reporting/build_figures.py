@@ -23,7 +23,7 @@ from feddbe.reporting.analysis_tables import (
     group_analyses,
     is_first_result,
 )
-from feddbe.reporting.build_tables import has_repetitions
+from feddbe.reporting.build_tables import has_repetitions, majority_accuracies
 from feddbe.reporting.figure import (
     Axis,
     Bars,
@@ -135,11 +135,10 @@ def metric_panel(
     if metric.is_primary:
         series += _unevaluated(documents, len(series), colors)
     runs = [run for curve in curves for run in curve.runs]
-    majority_accuracies = {round(100 * run["majority_accuracy"], 2) for run in runs}
     references = [
-        Reference(accuracy, f"majority class of each client: {accuracy:.2f} %")
-        for accuracy in sorted(majority_accuracies)
-        if metric.has_majority_reference
+        Reference(round(100 * accuracy, 2), f"majority class of each client{source}: {100 * accuracy:.2f} %")
+        for accuracy, source in sorted(majority_accuracies(runs).items())
+        if metric.has_majority_reference and runs
     ]
     note = f"Every {_ordinal(step)} round is drawn, with the best and the last." if step > 1 else ""
     return Curves(

@@ -25,12 +25,12 @@ from feddbe.reporting.table import (
     DIFFERENCE,
     FLAG,
     INTERVAL,
+    METRIC,
     NUMBER,
     PAIRS,
     PERCENT,
     PROGRESS,
     SECONDS,
-    SOFT_HYPHEN,
     TEXT,
     TIME,
     Column,
@@ -64,12 +64,13 @@ from feddbe.results.repetitions import (
     group_experiments,
     group_seeds,
     methods_with_unequal_rounds,
+    metric_interval,
 )
 from feddbe.results.statistics import VERDICT_RULE, Interval, Reason
 from feddbe.runs.build_document import ClientRecord, load_document
 from feddbe.runs.folders import slug
 
-_STATISTICS = {"weighted": f"weigh{SOFT_HYPHEN}ted", "mean": "mean", "worst_tenth": "worst tenth"}
+_STATISTICS = {"weighted": "weighted", "mean": "mean", "worst_tenth": "worst tenth"}
 """Titles of the statistics of an accuracy over clients."""
 
 
@@ -126,7 +127,7 @@ def results_table(documents: Sequence[RunDocument], names: Sequence[str] = ()) -
         note=_results_note(documents, names),
         footer=[
             {"run": f"majority class{data}", "best_weighted": accuracy}
-            for accuracy, data in _majority_accuracies(documents).items()
+            for accuracy, data in majority_accuracies(documents).items()
         ],
         line_stack="round",
     )
@@ -303,12 +304,17 @@ def _describe_selection(documents: Sequence[RunDocument], on_test: str) -> str:
     return " or ".join(sorted(texts))
 
 
-def _majority_accuracies(documents: Sequence[RunDocument]) -> dict[float, str]:
-    """Return the names of data by majority accuracy; the name is empty if all accuracies are equal."""
-    names = {
-        document["majority_accuracy"]: f", {document['config'].get('data', '?')}" for document in documents
-    }
-    return names if len(names) > 1 else dict.fromkeys(names, "")
+def majority_accuracies(documents: Sequence[RunDocument]) -> dict[float, str]:
+    """Return each majority accuracy with the data or partition seed that distinguishes it, if any does."""
+    configs = {document["majority_accuracy"]: document["config"] for document in documents}
+    data = {config.get("data") for config in configs.values()}
+    if len(configs) == 1:
+        return dict.fromkeys(configs, "")
+    if len(data) == 1 and len({config.get("partition_seed") for config in configs.values()}) == len(configs):
+        return {
+            accuracy: f", partition seed {config['partition_seed']}" for accuracy, config in configs.items()
+        }
+    return {accuracy: f", {config.get('data', '?')}" for accuracy, config in configs.items()}
 
 
 def moments_note(documents: Sequence[RunDocument], names: Sequence[str]) -> str:
@@ -654,6 +660,7 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
         _interval_column("adapted", hide_empty=True, note=_ADAPTED_NOTE, priority=Priority.OPTIONAL),
         _interval_column("mean", "mean of clients", outputs=Output.PAGE | Output.PROGRAM),
         _interval_column("worst_tenth", priority=Priority.OPTIONAL),
+        *_metric_interval_columns(documents),
         _majority_column(),
         _interval_column("validation", outputs=Output.PROGRAM),
         *_PROGRAM_COLUMNS,
@@ -672,6 +679,35 @@ def seeds_table(documents: Sequence[RunDocument], baseline: int = 0) -> Table:
         footer=_majority_footer(documents),
         narrow=Narrow.TRANSPOSE,
     )
+
+
+def _metric_interval_columns(
+    documents: Sequence[RunDocument], is_shown: Callable[[SeedGroup], bool] = lambda experiment: True
+) -> list[Column]:
+    """Return a column for each metric of the rounds; a terminal shows only metrics that the user selected."""
+    from feddbe.metrics.builtin import describe_metric
+
+    columns = []
+    for name in metric_names(documents):
+        label, unit = describe_metric(name)
+        scale = 100 if unit == "%" else 1
+
+        def read(experiment: SeedGroup, name: str = name, scale: int = scale) -> Interval | None:
+            if not is_shown(experiment):
+                return None
+            return metric_interval(experiment.counted_runs, name, scale)
+
+        columns.append(
+            Column(
+                name if name not in SeedGroup.__annotations__ else f"metric_{name}",
+                label,
+                INTERVAL if unit == "%" else METRIC,
+                read,
+                outputs=Output.ALL if is_selected_metric(name, documents) else ~Output.TERMINAL,
+                hide_empty=True,
+            )
+        )
+    return columns
 
 
 _TEST_CHOSEN_NOTE = "Best round: chosen on test data, too high, and not compared."
@@ -785,6 +821,7 @@ def sweep_table(documents: Sequence[RunDocument]) -> Table:
         test_column("accuracy", "test"),
         *_verdict_columns(experiments, baseline, is_compared=is_compared, is_shown=is_chosen),
         *(test_column(key, outputs=Output.PROGRAM) for key in ("best", "last", "adapted", "worst_tenth")),
+        *_metric_interval_columns(documents, is_shown=is_chosen),
         _majority_column(),
         *_PROGRAM_COLUMNS,
     ]
@@ -957,7 +994,7 @@ def missing_baselines(runs: Sequence[Fairness]) -> str:
     missing = [baseline for baseline in BASELINES if baseline not in known and not methods <= {baseline}]
     if not missing:
         return ""
-    return f"no run of {' or '.join(missing)} with the same clients among these: no comparison with it"
+    return f"not compared with {' or '.join(missing)}: no such run has the same clients"
 
 
 _TOTAL_ROUNDS = Kind(terminal_format=lambda value: "" if value is None else f"of {value}")
@@ -985,7 +1022,7 @@ def overhead_table(costs: Sequence[Overhead], names: Sequence[str]) -> Table:
         cost("down", "down", BYTES, stack="down", line="round"),
         cost("total_down", "total down", BYTES, stack="down", line="total"),
         cost("kept", "keeps", COUNT, note="Keeps: numbers that a client keeps between rounds."),
-        Column("memory", f"mem{SOFT_HYPHEN}ory", BYTES, lambda run: 1e6 * run["memory_mb"],
+        Column("memory", "memory", BYTES, lambda run: 1e6 * run["memory_mb"],
                note="Memory: peak in a round."),
     ]  # fmt: skip
     return Table.from_sources(columns, costs)

@@ -89,8 +89,6 @@ def format_bytes(count: float) -> str:
 
 
 Record = Mapping[str, Any]
-SOFT_HYPHEN = "\u00ad"
-"""In a title, a possible line break for narrow terminals."""
 
 
 class Output(Flag):
@@ -122,6 +120,7 @@ class Narrow(Enum):
     """Layout of a table that is wider than the terminal."""
 
     DROP_COLUMNS = auto()
+    """Names are broken, too; a table that still does not fit is transposed."""
     STACK_BLOCKS = auto()
     """Groups of columns that fit, below each other; each repeats the first column."""
     TRANSPOSE = auto()
@@ -167,6 +166,10 @@ def _format_interval(value: Interval | None) -> str:
     return "-" if value is None else value.format()
 
 
+def _format_metric(value: Interval | None) -> str:
+    return "-" if value is None else value.format(4)
+
+
 def _format_difference(value: Interval | None) -> str:
     return "" if value is None else value.format(sign=True)
 
@@ -176,6 +179,10 @@ def _interval_values(key: str, value: Interval | None) -> dict[str, Any]:
     if value is None:
         return {key: None, f"{key}_half": None}
     return {key: value.mean / 100, f"{key}_half": value.half_width / 100}
+
+
+def _metric_values(key: str, value: Interval | None) -> dict[str, Any]:
+    return {key: value and value.mean, f"{key}_half": value and value.half_width}
 
 
 def _interval_mean(value: Interval | None) -> float | None:
@@ -211,6 +218,8 @@ PROGRESS = Kind(
 )
 INTERVAL = Kind(_format_interval, sort_value=_interval_mean, program_values=_interval_values)
 """A mean over seeds in percent, with its 95 % interval."""
+METRIC = Kind(_format_metric, sort_value=_interval_mean, program_values=_metric_values)
+"""A mean over seeds of a metric without unit, with its 95 % interval."""
 DIFFERENCE = Kind(_format_difference, sort_value=_interval_mean, program_values=_interval_values)
 PAIRS = Kind(_format_pairs, sort_value=lambda value: value and value["helped"], program_values=_pair_values)
 """Numbers of clients with higher, equal and lower accuracy than with a baseline."""
@@ -252,8 +261,8 @@ class Column:
 
     @property
     def reader_title(self) -> str:
-        """The title in one line, without soft hyphens."""
-        return _one_line(self.title or self.key.replace("_", " ")).replace(SOFT_HYPHEN, "")
+        """The title in one line."""
+        return _one_line(self.title or self.key.replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -482,13 +491,13 @@ class _TerminalTable:
         is_too_wide = layout.width() > options.max_width
         if table.narrow is Narrow.LIST_RECORDS and is_too_wide:
             yield from _list_records(layout)
-        elif table.narrow is Narrow.TRANSPOSE and is_too_wide:
-            yield from _transpose(layout, options.max_width)
         elif table.narrow is Narrow.STACK_BLOCKS:
             for number, block in enumerate(layout.blocks(options.max_width)):
                 if number:
                     yield Text()
                 yield block.render()
+        elif is_too_wide:
+            yield from _transpose(layout, options.max_width)
         else:
             yield layout.render()
         columns = [column for stack in layout.stacks for column in stack.columns]
@@ -563,18 +572,16 @@ class _Layout:
 
     def heading(self, stack: _Stack) -> str:
         """Return the title, broken to the width of the values below it."""
-        title = stack.title.replace(SOFT_HYPHEN, "")
+        title = stack.title
         if stack.is_text or "\n" in title:
             return title
         width = max((len(line) for cell in self.cells(stack) for line in cell.split("\n")), default=0)
-        if self.is_narrow and SOFT_HYPHEN in stack.title and len(title) > width:
-            return stack.title.replace(SOFT_HYPHEN, "-\n")
         pieces = break_points(title) if self.is_narrow else title.split(" ")
         return fold_text(title, max(width + 1, *(len(piece.rstrip()) for piece in pieces)))
 
     def heading_text(self, stack: _Stack) -> str:
         """Return the title in one line."""
-        return _one_line(stack.title.replace(SOFT_HYPHEN, ""))
+        return _one_line(stack.title)
 
     def cells(self, stack: _Stack) -> list[str]:
         return [self.cell(stack, record) for record in (*self.table.records, *self.table.footer)]
@@ -646,7 +653,7 @@ def _choose_layout(table: Table, max_width: int) -> _Layout:
     fitting = (layout for layout in attempts if layout.width() <= max_width)
     if table.narrow is Narrow.STACK_BLOCKS:
         return attempts[0]
-    return next(fitting, replace(attempts[-1], stacks=stacks) if is_list else attempts[-1])
+    return next(fitting, replace(attempts[-1], stacks=stacks))
 
 
 def _stacks(table: Table) -> tuple[_Stack, ...]:
@@ -675,7 +682,8 @@ def _list_records(layout: _Layout) -> Iterator[RenderableType]:
         texts = []
         for column in others:
             text = column.kind.format(record[column.key])
-            texts.append(text if column.kind.is_text else f"{column.reader_title} {text}")
+            is_named = text and not column.kind.is_text
+            texts.append(f"{column.reader_title} {text}" if is_named else text)
         yield Padding(Text(", ".join(filter(None, texts))), (0, 0, 0, 2))
 
 

@@ -396,7 +396,7 @@ def run_labels(documents: Sequence[RunDocument], *, seed: bool = True) -> list[s
     labels = []
     for document in documents:
         settings = distinguishing_settings(document, documents, seed=seed)
-        words = [f"{key} {value}" for key, value in settings.items()]
+        words = [f"{key.replace('_', ' ')} {value}" for key, value in settings.items()]
         labels.append(", ".join([document["method"], *words]))
     return labels
 

@@ -17,6 +17,7 @@ from feddbe.results.document import (
     accuracy_curve,
     compared_result,
     last_round,
+    metric_value,
     run_extent,
     run_labels,
 )
@@ -217,6 +218,23 @@ def group_seeds(
             names, groups, counted, comparisons, verdicts, strict=True
         )
     ]
+
+
+def metric_interval(runs: Sequence[RunDocument], name: str, scale: int) -> Interval | None:
+    """Return a metric over runs, in the compared round and at the moment of deployment.
+
+    Args:
+        runs: The runs.
+        name: The metric. Runs without it are left out; None is returned if no run has it.
+        scale: Factor of its values: 100 for a metric in percent.
+    """
+    values = {}
+    for run in runs:
+        result = compared_result(run)
+        value = metric_value(result, name) if result else None
+        if value is not None:
+            values[find_repetition(run)] = scale * value
+    return repetition_interval(values) if values else None
 
 
 def best_on_validation(groups: Sequence[SeedGroup]) -> list[int]:

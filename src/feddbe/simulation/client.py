@@ -133,7 +133,7 @@ def run_client(
 
     Raises:
         FeddbeError: Code of the model or method called `sys.exit`, which would end the run without an error.
-        AssertionError: The method receives, sends or keeps a name that it does not declare.
+        FeddbeError: The method receives, sends or keeps a name that it does not declare.
     """
     started = time.perf_counter()
     device = task.device
@@ -385,6 +385,7 @@ _last_global_pass: dict[str, _GlobalPass] = {}
 def _check_message_names(method: Method, verb: str, names: list[str]) -> None:
     """Raise an error if there are undeclared names, before anything leaves the client."""
     if names:
-        raise AssertionError(
+        raise FeddbeError(
             f"{method.base_name} would {verb} '{names[0]}', which it does not declare (or declares as secret)"
+            ". Leave it out, or declare it in sends, receives or keeps."
         )

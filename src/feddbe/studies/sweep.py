@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from feddbe import paths
-from feddbe.callbacks.base import Callback, StudyCallback
+from feddbe.callbacks.base import StudyCallback
 from feddbe.config.options import RawOptions, SweepSpec
 from feddbe.data.dataset import Dataset
 from feddbe.errors import DivergenceError, InvalidInputError
@@ -31,20 +31,6 @@ from feddbe.studies.tune import VALIDATION
 
 _SWEEP_OPTIONS = ("out", "resume", "json", "quiet")
 """Options of the sweep rather than of its runs."""
-
-
-class RunCounter(StudyCallback):
-    """Progress as the number of finished runs."""
-
-    def __init__(self, plans: Sequence[PlannedRun], callback: Callback) -> None:
-        self._callback = callback
-        self._done = 0
-        missing = {planned.folder for planned in plans if planned.is_missing}
-        callback.on_run_begin(f"{len(missing)} runs", plans[0].folder.parent, 0, len(missing))
-
-    def on_run_end(self, folder: Path, error: Exception | None) -> None:
-        self._done += 1
-        self._callback.on_round_end(self._done, None)
 
 
 def require_validation(spec: SweepSpec, on_message: Callable[[str], None] = lambda text: None) -> SweepSpec:

@@ -544,9 +544,20 @@ def test_dates_and_identifiers_are_named(tmp_path: Path) -> None:
     lines = "".join(f"{k + 100},2024-01-{k % 5 + 1:02},{k % 7 / 2},{k % 2}\n" for k in range(40))
     path = write_csv(tmp_path, f"id,day,size,label\n{lines}")
     note = load_dataset(path).note
-    assert "'day' has dates, used as categories or words" in note
+    assert "'day' has dates and " in note
     assert "'id' has another value in each row, like an identifier" in note
     assert "?drop=day,id leaves columns out" in note
+    shuffled_ids = write_csv(
+        tmp_path, "id,label\n" + "".join(f"{99 + k * 7 % 40},{k % 2}\n" for k in range(40))
+    )
+    assert "'id' has another value" in load_dataset(shuffled_ids).note
+    ids_with_gaps = write_csv(tmp_path, "id,label\n" + "".join(f"{k * k},{k % 2}\n" for k in range(40)))
+    assert "'id' has another value" in load_dataset(ids_with_gaps).note
+    weights = write_csv(
+        tmp_path, "weight,label\n" + "".join(f"{k * 7 % 40 * 3},{k % 2}\n" for k in range(40))
+    )
+    assert load_dataset(weights).note == ""
+    path = write_csv(tmp_path, f"id,day,size,label\n{lines}")
     dropped = load_dataset(f"{path}?drop=day,id")
     assert (dropped.x.shape, dropped.note) == ((40, 1), "")
     with pytest.raises(InvalidInputError, match="has no column 'dya'"):
@@ -559,3 +570,7 @@ def test_advice_for_mixed_columns_names_all_that_it_drops(tmp_path: Path) -> Non
     with pytest.raises(InvalidInputError, match=r"text in 'user', 'remark' .*: \?drop=user,remark, or use"):
         load_dataset(path)
     assert load_dataset(f"{path}?drop=user,remark").x.shape == (30, 1)
+    dates = "".join(f"{k % 3},2024-{k % 12 + 1}-{k + 1},{k % 2}\n" for k in range(30))
+    path = write_csv(tmp_path, f"a,day,label\n{dates}")
+    with pytest.raises(InvalidInputError, match=r"; 'day' has dates; leave columns out: \?drop=day"):
+        load_dataset(path)

@@ -440,7 +440,7 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
         raise InvalidInputError(f"{table.origin} has no column next to {both}")
     features = _classify_columns({column: table.read(column) for column in inputs}, query, table)
     targets = {column: table.read(column) for column in filter(None, [label, client])}
-    doubtful_columns = _describe_doubtful_columns(features)  # before rows are dropped
+    doubtful = _find_doubtful_columns(features)  # before rows are dropped
     mask = _select_rows(targets, features, query, table)
     if mask is not None:
         features = [feature.keep(mask) for feature in features]
@@ -449,7 +449,10 @@ def build_table_dataset(table: Table, query: DataQuery, name: str) -> Dataset:
     y = _encode_labels(targets[label], titles[label], table.class_names.get(label, ()))
     clients = _encode_clients(targets[client], titles[client]) if client else None
     x, preprocessing, note = _join_features(features, query, table)
-    notes = [note, doubtful_columns]
+    notes = [note]
+    if doubtful:
+        advice = truncate(",".join(name for names in doubtful.values() for name in names))
+        notes.append(f"{_describe_doubts(doubtful)}: ?drop={advice} leaves columns out")
     if mask is not None and not mask.all():
         notes.append(f"{int((~mask).sum()):,} of {len(mask):,} rows were left out: values are missing")
     return build_dataset(
@@ -562,10 +565,13 @@ def _classify_columns(columns: Mapping[str, Array], query: DataQuery, table: Tab
         others = [feature.name for feature in features if feature.name not in names]
         example = truncate(str(free_texts[0].values[0])[:20])
         distinct = len({*free_texts[0].values.tolist()} - {""})
+        doubts = _describe_doubts(_find_doubtful_columns(free_texts))
+        hint = f"; {doubts}" if doubts else ""
         raise InvalidInputError(
             f"{table.origin} has numbers or categories in {_quote(others)} but text in {_quote(names)} "
-            f"({distinct} different in {len(free_texts[0].values)} rows, as '{example}'); leave columns out: "
-            f"?drop={truncate(','.join(names))}, or use the text only: ?x={truncate(','.join(names))}"
+            f"({distinct} different in {len(free_texts[0].values)} rows, as '{example}'){hint}; "
+            f"leave columns out: ?drop={truncate(','.join(names))}, "
+            f"or use the text only: ?x={truncate(','.join(names))}"
         )
     for position, feature in enumerate(features):
         if feature.kind == "text":
@@ -660,19 +666,18 @@ _MIN_IDENTIFIERS = 20
 """Rows from which distinct values in every row are noticed."""
 
 
-def _describe_doubtful_columns(features: Sequence[Feature]) -> str:
-    """Return a note on columns of dates or identifiers, which say little about new rows."""
+def _find_doubtful_columns(features: Sequence[Feature]) -> dict[str, list[str]]:
+    """Return columns that say little about new rows, by what they have: dates or identifiers."""
     dates = [feature.name for feature in features if _has_dates(feature)]
-    identifiers = [feature.name for feature in features if _has_identifiers(feature)]
-    texts = []
-    if dates:
-        texts.append(f"{_quote(dates)} has dates, used as categories or words")
-    if identifiers:
-        texts.append(f"{_quote(identifiers)} has another value in each row, like an identifier")
-    if not texts:
-        return ""
-    names = ",".join(dict.fromkeys([*dates, *identifiers]))
-    return f"{' and '.join(texts)}: ?drop={truncate(names)} leaves columns out"
+    identifiers = [
+        feature.name for feature in features if _has_identifiers(feature) and feature.name not in dates
+    ]
+    columns = {"dates": dates, "another value in each row, like an identifier": identifiers}
+    return {content: names for content, names in columns.items() if names}
+
+
+def _describe_doubts(doubtful: Mapping[str, Sequence[str]]) -> str:
+    return " and ".join(f"{_quote(names)} has {content}" for content, names in doubtful.items())
 
 
 def _has_dates(feature: Feature) -> bool:
@@ -683,12 +688,13 @@ def _has_dates(feature: Feature) -> bool:
 
 
 def _has_identifiers(feature: Feature) -> bool:
-    """Return True for one word, or one of consecutive whole numbers, that differs in each row."""
+    """Return True for words that differ in each row, and for whole numbers that are consecutive or rise."""
     values = feature.values[~feature.missing].tolist()
     if feature.kind == "image" or len(values) < _MIN_IDENTIFIERS or len({*values}) < len(values):
         return False
     if feature.kind == "number":
-        return bool(max(values) - min(values) == len(values) - 1)
+        is_rising = values == sorted(values) and all(float(value).is_integer() for value in values)
+        return is_rising or bool(max(values) - min(values) == len(values) - 1)
     return all(len(str(value).split()) == 1 for value in values)
 
 

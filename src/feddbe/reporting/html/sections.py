@@ -45,7 +45,7 @@ from feddbe.reporting.html.blocks import (
     figure_block,
     section,
 )
-from feddbe.reporting.table import TEXT, Column, Table, to_page_block
+from feddbe.reporting.table import TEXT, TIME, Column, Table, to_page_block
 from feddbe.results.document import AnalysisDocument, RunDocument, new_clients_curve
 from feddbe.results.fairness import compute_fairness, compute_overhead
 from feddbe.runs.analysis import load_embedding
@@ -249,7 +249,7 @@ def versions_section(runs: ReportRuns) -> list[Block]:
             **(run.environment["versions"] or {}),
             "machine": run.environment["machine"],
             "git commit": run.environment["git_commit"],
-            "started": run.environment["begun"],
+            "started": TIME.format(run.environment["begun"]),
             "training backend": ", ".join(run.document["trainers"]) or None,
             "configuration hash": run.document["config_hash"][:12],
         }

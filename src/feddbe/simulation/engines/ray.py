@@ -380,6 +380,7 @@ def _run_task(
     if version_differences:
         return f"node {socket.gethostname()} differs: {version_differences}", None, None
     client_task: ClientTask = pickle.loads(pickled_task)
+    task = None
     try:
         task, method = _update_cache(run_values, call, shared)
         received = decode(_cache.shared)
@@ -392,7 +393,7 @@ def _run_task(
     except FeddbeError as error:
         return pickle.dumps(error), None, None
     except Exception as error:
-        where = f"client {client_task.client} in round {client_task.round}"
+        where = describe_client_task(task, client_task) if task else f"round {client_task.round}"
         error.add_note(f"{where}:\n{traceback.format_exc()}")
         return pickle.dumps(as_portable(error)), None, None
 

@@ -1,6 +1,9 @@
 // Tables that can be sorted and filtered.
 "use strict";
 
+/** Letters of a text from which its column is wide. */
+const LONG_TEXT = 20;
+
 const tables = {
   table(block) {
     const state = getState(block.id);
@@ -106,10 +109,13 @@ const tables = {
 
   line(row, numeric) {
     const cells = row.map((cell, index) => {
-      const kind = numeric[index] ? "number" : null;
+      const text = tables.text(cell);
+      const textKind = text.length > LONG_TEXT ? "long" : null;
+      const kind = numeric[index] ? "number" : textKind;
+      const pieces = breakable(text);
       return index
-        ? createNode("td", { class: kind }, tables.text(cell))
-        : createNode("th", { scope: "row", class: kind }, ...breakable(tables.text(cell)));
+        ? createNode("td", { class: kind }, ...pieces)
+        : createNode("th", { scope: "row", class: kind }, ...pieces);
     });
     return createNode("tr", {}, ...cells);
   },
