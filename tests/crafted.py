@@ -1,7 +1,7 @@
 """Crafted run files: correct checksums, and documents, records, states or tables that do not fit.
 
 `craft` changes one thing, or a few, of a run's file; the seed decides which. Some of the changed files are
-valid: then commands must work.
+valid: then commands must work. `craft_record` does the same with the record of a study.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import json
 import random
 import sqlite3
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class RunFile:
     """A run's file that is changed without notice: every checksum is correct again."""
 
     def __init__(self, folder: Path) -> None:
-        self.db = sqlite3.connect(folder / RUN_FILE, isolation_level=None)
+        self.path = folder / RUN_FILE
+        self.db = sqlite3.connect(self.path, isolation_level=None)
 
     def names(self) -> list[str]:
         return [key for (key,) in self.db.execute("SELECT key FROM meta ORDER BY key")]
@@ -94,7 +96,7 @@ def craft(folder: Path, seed: int | str) -> str:
     file = RunFile(folder)
     try:
         kinds = rng.choices(list(_KINDS), list(_KINDS.values()), k=rng.choice([1, 1, 1, 2]))
-        kinds.sort(key=lambda change: change is _change_tables)  # last, since it may drop a table
+        kinds.sort(key=[*_KINDS].index)  # the last ones may drop a table, or close the file
         return "; ".join(change(file, rng) for change in kinds)
     finally:
         file.db.close()
@@ -135,11 +137,17 @@ def _add_document(file: RunFile, rng: random.Random) -> str:
 
 
 def _change_inside(file: RunFile, rng: random.Random) -> str:
-    """Replace, delete or add a value at a random container inside a document."""
     keys = [key for key in file.names() if isinstance(file.meta(key), dict | list) and file.meta(key)]
     key = rng.choice(keys)
     document = copy.deepcopy(file.meta(key))
-    container, path = document, key
+    description = change_value(document, rng)
+    file.set_meta(key, json.dumps(document))
+    return f"meta {key}{description}"
+
+
+def change_value(document: Any, rng: random.Random) -> str:
+    """Replace, delete or add a value at a random container inside a document, and describe the change."""
+    container, path = document, ""
     while True:
         index = rng.choice(list(container) if isinstance(container, dict) else range(len(container)))
         path += f"/{index}"
@@ -150,13 +158,23 @@ def _change_inside(file: RunFile, rng: random.Random) -> str:
     action = rng.choice(["set", "set", "set", "delete", "text", "number"])
     if action == "delete":
         del container[index]
-        value: Any = "deleted"
-    else:
-        numbers = [0, -1, 1, 2, 10**7, 2**62, 1e-300, 1e300]
-        value = rng.choice({"set": VALUES, "text": HOSTILE_TEXTS, "number": numbers}[action])
-        container[index] = value
-    file.set_meta(key, json.dumps(document))
-    return f"meta {path} = {value!r:.60}"
+        return f"{path} deleted"
+    numbers = [0, -1, 1, 2, 10**7, 2**62, 1e-300, 1e300]
+    container[index] = rng.choice({"set": VALUES, "text": HOSTILE_TEXTS, "number": numbers}[action])
+    return f"{path} = {container[index]!r:.60}"
+
+
+def craft_record(path: Path, seed: int | str) -> str:
+    """Change the record of a study, and return a description of the change."""
+    rng = random.Random(f"crafted record {seed}")
+    if rng.random() < 0.15:
+        text = rng.choice(BROKEN_TEXTS)
+        path.write_text(text)
+        return f"text {text!r:.40}"
+    document = json.loads(path.read_text())
+    changes = [change_value(document, rng) for _ in range(rng.choice([1, 1, 2]))]
+    path.write_text(json.dumps(document))
+    return "; ".join(changes)
 
 
 def _change_texts(file: RunFile, rng: random.Random) -> str:
@@ -314,7 +332,7 @@ def _move_state(file: RunFile, rng: random.Random) -> str:
     return f"no state {kind} of {client}"
 
 
-_ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
 _TABLE_CHANGES = [
     "ALTER TABLE rows ADD COLUMN extra",
     "ALTER TABLE meta ADD COLUMN extra TEXT DEFAULT 'x'",
@@ -328,11 +346,11 @@ _TABLE_CHANGES = [
     "CREATE INDEX further ON rows (name)",
     "CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END",
     "CREATE TRIGGER t AFTER INSERT ON states BEGIN DELETE FROM states; END",
-    f"DROP TABLE rows; CREATE VIEW rows AS {_ENDLESS} SELECT i AS round, -1 AS client, 'round' AS moment, "
+    f"DROP TABLE rows; CREATE VIEW rows AS {ENDLESS} SELECT i AS round, -1 AS client, 'round' AS moment, "
     "'seconds' AS name, 1.0 AS value, 1.0 AS weight, 0 AS crc FROM n",
-    f"DROP TABLE meta; CREATE VIEW meta AS {_ENDLESS} SELECT 'k' || i AS key, '1' AS value, 0 AS crc FROM n "
+    f"DROP TABLE meta; CREATE VIEW meta AS {ENDLESS} SELECT 'k' || i AS key, '1' AS value, 0 AS crc FROM n "
     "WHERE i < 0",
-    f"DROP TABLE states; CREATE VIEW states AS {_ENDLESS} SELECT 'last' AS kind, i AS client, 1 AS round, "
+    f"DROP TABLE states; CREATE VIEW states AS {ENDLESS} SELECT 'last' AS kind, i AS client, 1 AS round, "
     "0 AS crc, x'00' AS state FROM n WHERE i < 0",
     "DROP TABLE rows; CREATE TABLE rows (round, client, moment, name, value, weight, crc)",
     "DROP TABLE meta; CREATE TABLE meta (key, value, crc)",
@@ -358,6 +376,44 @@ def _change_tables(file: RunFile, rng: random.Random) -> str:
     return statements[:70]
 
 
+def share_pages(file: RunFile, rng: random.Random | None = None) -> str:
+    """Let new pages between the root of a table and its leaves have the same child many times.
+
+    The records are those of before, but one leaf is read some billion times.
+    """
+    file.db.execute("PRAGMA journal_mode = DELETE")
+    query = "SELECT rootpage FROM sqlite_schema WHERE name = 'rows'"
+    root = next((page for (page,) in file.db.execute(query)), None)
+    (page_size,) = file.db.execute("PRAGMA page_size").fetchone()
+    file.db.close()
+    content = bytearray(file.path.read_bytes())
+    start = ((root or 1) - 1) * page_size
+    if root is None or content[start] != _INTERIOR:
+        return "no pages to share"
+    page = bytes(content[start : start + page_size])
+    (cells,) = struct.unpack_from(">H", page, 3)
+    pointers = struct.unpack_from(f">{cells}H", page, _INTERIOR_HEADER)
+    (leaf,) = struct.unpack_from(">I", page, 8)
+    count = len(content) // page_size
+    struct.pack_into(">I", content, start + 8, count + 1)
+    for number in range(count + 1, count + 1 + _LEVELS):
+        child = leaf if number == count + _LEVELS else number + 1
+        shared = bytearray(page)
+        for position in (8, *pointers):
+            struct.pack_into(">I", shared, position, child)
+        content += shared
+    struct.pack_into(">I", content, 28, count + _LEVELS)
+    file.path.write_bytes(content)
+    return f"a page is used {cells + 1}^{_LEVELS} times"
+
+
+_INTERIOR = 2
+"""First byte of a page of an index or of a table WITHOUT ROWID that has children."""
+_INTERIOR_HEADER = 12
+_LEVELS = 18
+"""SQLite reads trees of at most 20 levels."""
+
+
 _KINDS: dict[Callable[[RunFile, random.Random], str], int] = {
     _break_document: 6,
     _break_text: 4,
@@ -370,5 +426,6 @@ _KINDS: dict[Callable[[RunFile, random.Random], str], int] = {
     _change_state: 5,
     _move_state: 3,
     _change_tables: 3,
+    share_pages: 1,
 }
 """Kinds of changes, and how often each is chosen."""

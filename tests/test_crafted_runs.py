@@ -9,10 +9,13 @@ import re
 import resource
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -24,13 +27,15 @@ import torch
 import feddbe
 from feddbe.callbacks.base import Callback
 from feddbe.cli.main import main
+from feddbe.cli.results import _list_study_runs
 from feddbe.errors import CorruptRunError, FeddbeError, StoreError
 from feddbe.reporting.html.live import _build_content
 from feddbe.reporting.html.page import render
 from feddbe.runs.folders import list_runs
-from feddbe.runs.store import RUN_FILE, RunStore
+from feddbe.runs.store import RUN_FILE, RunStore, _limited_steps
 from feddbe.state import decode, encode
-from tests.crafted import HOSTILE_TEXTS, RunFile, craft
+from feddbe.studies.study_record import RECORD_FILE, Purpose, SearchResult, read_record
+from tests.crafted import ENDLESS, HOSTILE_TEXTS, RunFile, craft, craft_record, share_pages
 from tests.waiting import PATIENCE
 
 CASES = int(os.environ.get("FEDDBE_CASES", "30"))
@@ -151,6 +156,17 @@ def call(command: str, words: dict[str, str]) -> int:
         content = _build_content(list_runs(Path("a")))
         render(content, live=True)
         return 0 if content["sections"] else 2
+    if command == "STUDY":
+        with suppress(FeddbeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one for each run that is missing
+            study = feddbe.load_study("s")
+            repr(study)
+            study.summary()
+        return 0
+    if command == "SERVE":
+        with suppress(FeddbeError):
+            render(_build_content(_list_study_runs("s") or []), live=True)
+        return 0
     fast = "--model mlp --engine serial --trainer autograd"
     return main([word.format(**words) for word in command.replace("{fast}", fast).split()])
 
@@ -199,6 +215,84 @@ def test_commands_on_crafted_runs(
     assert problems == [], description
 
 
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a record for each purpose, each with its runs."""
+    root = tmp_path_factory.mktemp("studies")
+    options: dict[str, Any] = {
+        "clients": 3, "partition": "iid", "model": "mlp", "rounds": 1, "engine": "serial", "quiet": True,
+        "trainer": "autograd",
+    }  # fmt: skip
+    feddbe.compare(["fedavg", "fedavg+dbe"], out=str(root / "comparison"), **options)
+    fast = "--clients 3 --partition iid --model mlp --rounds 1 --engine serial --trainer autograd --quiet"
+    assert main(["run", "fedavg", "--lr", "0.01,0.1", *fast.split(), "--out", str(root / "sweep")]) == 0
+    record = read_record(root / "comparison")
+    result: SearchResult = {
+        "space": {"kappa": [1, 50]}, "published": {"kappa": 50}, "is_fine_tuned": False,
+        "trials": [{"values": {"kappa": k}, "accuracy": k / 100, "note": f"{k}"} for k in (50, 1)],
+    }  # fmt: skip
+    paper = {"name": "ablation", "trials": 1, "rounds": None, "only": [], "data": None, "small": True}
+    changes: dict[str, dict[str, Any]] = {
+        "tuning": {"purpose": Purpose.TUNING, "methods": ("fedavg+dbe",), "result": result},
+        "paper": {"purpose": Purpose.PAPER_TABLE, "options": paper},
+    }
+    for name, change in changes.items():
+        shutil.copytree(root / "comparison", root / name)
+        (root / name / RECORD_FILE).write_text(replace(record, **change).to_json())
+    return root
+
+
+STUDY_COMMANDS = [
+    "runs s", "show s", "show s --json", "show s --clients", "show s --format csv", "report s", "verify s",
+    "fairness s", "overhead s", "analyze s --analyses tsne --moment before --samples 20", "STUDY", "SERVE",
+    "compare --resume --out s",
+]  # fmt: skip
+"""Commands that read the record of a study; STUDY and SERVE are functions."""
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_commands_on_crafted_records(
+    seed: int,
+    studies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    purpose = ("comparison", "sweep", "tuning", "paper")[seed % 4]
+    shutil.copytree(studies / purpose, "s")
+    (path,) = Path("s").rglob(RECORD_FILE)  # that of a sweep is in a subfolder
+    description = craft_record(path, seed)
+    record = path.read_bytes()
+    first = seed // 4 % len(STUDY_COMMANDS)
+    commands = [STUDY_COMMANDS[first], STUDY_COMMANDS[first - 4]]
+    problems = []
+    for command in STUDY_COMMANDS if ALL_COMMANDS else commands:
+        shutil.rmtree("s")
+        shutil.copytree(studies / purpose, "s")
+        path.write_bytes(record)
+        try:
+            execute(command, {}, capfd)
+        except (Exception, TooLong) as error:
+            problems.append(f"{command}: {type(error).__name__} {error}"[:300])
+    assert problems == [], f"{purpose}: {description}"
+
+
+@pytest.mark.parametrize("purpose", ["comparison", "sweep", "tuning"])
+def test_unchanged_study(
+    purpose: str,
+    studies: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(studies / purpose, "s")
+    for command in STUDY_COMMANDS:
+        _, err = execute(command, {}, capfd)
+        assert "feddbe: " not in err
+
+
 @pytest.mark.parametrize("command", [*READING, *REPLAYING[:3]])
 def test_unchanged_run(command: str, run: Path, whole: Original, capfd: pytest.CaptureFixture[str]) -> None:
     """The commands of the other tests succeed on the run itself, and read it entirely."""
@@ -234,8 +328,7 @@ def _drop_entry(file: RunFile) -> None:
             file.set_state(kind, client, round_, encode({"other": torch.zeros(1)}))
 
 
-_VIEW = """DROP TABLE rows; CREATE VIEW rows AS
-WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)
+_VIEW = f"""DROP TABLE rows; CREATE VIEW rows AS {ENDLESS}
 SELECT i AS round, -1 AS client, 'round' AS moment, 'seconds' AS name, 1.0 AS value, 1.0 AS weight, 0 AS crc
 FROM n WHERE i < 0"""
 _DIVERGED = {"round": 3, "client": 0, "what": "loss", "value": "inf"}
@@ -301,6 +394,35 @@ def test_analysis_without_its_records_is_reported(run: Path, images: Original) -
     file.db.close()
     for command in ("report", "show"):
         assert main([command, str(run)]) == 0
+
+
+def test_page_that_is_used_more_than_once(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """One leaf is read some hundred million times."""
+    file = RunFile(run)
+    assert "is used" in share_pages(file)
+    with limited_time(), closing(RunStore.open(run)) as store:
+        with pytest.raises(CorruptRunError, match="its tables use a page more than once"):
+            store.check_records()
+        assert main(["verify", str(run)]) == 2
+    assert "2nd reference to page" in capfd.readouterr().err
+
+
+def test_query_is_interrupted(run: Path) -> None:
+    """A signal that arrives during a query is not reported as damage."""
+    with (run / RUN_FILE).open("ab") as file:
+        file.truncate(2**40)  # so that the query does not reach its limit
+    previous = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        with (
+            closing(sqlite3.connect(":memory:")) as db,
+            pytest.raises(KeyboardInterrupt),
+            _limited_steps(db, run),
+        ):
+            db.execute(f"{ENDLESS} SELECT max(i) FROM n")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"receipt x y", b"receipt \xff", b"receipt 1 2 3"])

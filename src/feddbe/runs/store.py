@@ -264,6 +264,43 @@ def check_tables(db: sqlite3.Connection, folder: Path) -> None:
         raise corrupt_run_error(folder, "its tables")
 
 
+_STEPS_PER_CALL = 1_000_000
+"""Steps of SQLite's virtual machine after which a query's limit is checked."""
+_MAX_STEPS_PER_BYTE = 2
+"""The integrity check of the smallest records takes 0.64 steps per byte, more than any other query."""
+
+
+@contextmanager
+def _limited_steps(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
+    """Stop a query that takes more steps than the content of its file needs.
+
+    A page that is the child of several pages is read for each of them, so that a small file could have any
+    number of records.
+    """
+    calls, is_exceeded = 0, False
+
+    def check_limit() -> bool:
+        nonlocal calls, is_exceeded
+        calls += 1
+        files = [folder / name for name in (RUN_FILE, f"{RUN_FILE}-wal")]
+        size = sum(file.stat().st_size for file in files if file.exists())
+        is_exceeded = calls * _STEPS_PER_CALL > _MAX_STEPS_PER_BYTE * size
+        return is_exceeded
+
+    db.set_progress_handler(check_limit, _STEPS_PER_CALL)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+            raise
+        if not is_exceeded:  # SQLite also stops if a signal interrupts the check
+            raise KeyboardInterrupt from None
+        raise corrupt_run_error(folder, "its tables use a page more than once") from None
+    finally:
+        with suppress(sqlite3.ProgrammingError):  # the file was closed
+            db.set_progress_handler(None, 0)
+
+
 def _find_cause(folder: Path) -> str:
     """Return why the system refuses to open or write the file; empty if unknown."""
     try:
@@ -723,7 +760,7 @@ class RunStore(ClientStates):
         )
 
     def _read(self, query: str, *values: Any) -> Iterator[Any]:
-        with translate_errors(self.folder):
+        with translate_errors(self.folder), _limited_steps(self._db, self.folder):
             yield from self._db.execute(query, values)
 
     def _read_records(self, where: str = "", *values: Any) -> Iterator[Record]:
