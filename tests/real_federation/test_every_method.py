@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from feddbe.data.builtin import digits
 from feddbe.data.dataset import Dataset
 from feddbe.federation.data_spec import DataSpec
 from tests.real_federation.nodes import (
@@ -41,6 +43,19 @@ def test_bits_equal_serial(
     assert document["majority_accuracy"] == serial["majority_accuracy"]
     assert [r["accuracy"] for r in document["rounds"]] == [r["accuracy"] for r in serial["rounds"]]
     assert federation.messages.texts == []
+
+
+def test_node_with_a_single_label_equals_serial(
+    files: dict[str, Path], spec: DataSpec, tmp_path: Path
+) -> None:
+    whole = digits.load()
+    zeros = whole.y.numpy() == 0
+    path = tmp_path / "zeros.npz"
+    np.savez(path, x=whole.x.numpy()[zeros], y=whole.y.numpy()[zeros])
+    with_zeros = {**files, "anna": path}
+    document = LocalFederation(with_zeros, spec, tmp_path).run("fedavg+dbe", rounds=2)
+    pooled = pool_datasets(with_zeros, spec)
+    assert hashes(document) == hashes(run_serial("fedavg+dbe", pooled, tmp_path / "serial", rounds=2))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from feddbe.config.parameters import Parameters
 from feddbe.data import rows
+from feddbe.errors import InvalidInputError, truncate
 
 if TYPE_CHECKING:
     from feddbe.data.split import Split
@@ -196,6 +197,13 @@ class Dataset:
     def labels(self) -> tuple[str, ...]:
         """Name of each class."""
         return self.label_names or tuple(map(str, range(self.classes)))
+
+    def check_classes(self) -> None:
+        """Raise an error if all samples have one label: then there is nothing to learn."""
+        if self.classes < 2:
+            raise InvalidInputError(
+                f"{self.name} has only the label '{truncate(self.labels[0])}'; at least 2 classes are needed"
+            )
 
     def describe_client(self, client: int) -> str:
         """Return a client as messages call it: by its name if it has one, as in `client 'Ulm'`."""

@@ -43,6 +43,7 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
         dataset = data.load_dataset(str(builtin or config.data), data_dir)
     elif builtin:
         dataset = builtin.options.apply(dataset)
+    dataset.check_classes()
     config = dataclasses.replace(config, data=str(builtin or config.data))
     if dataset.remote:
         _check_remote_options(config)

@@ -41,6 +41,7 @@ class DataSpec:
         if data.is_remote(name_or_path):
             raise InvalidInputError(f"'{name_or_path}' has no rows here; name an example of the nodes' data")
         dataset = data.load_dataset(name_or_path)
+        dataset.check_classes()
         dataset = dataset.fit_preprocessing(np.arange(len(dataset)))
         dtype = str(dataset.x.dtype).removeprefix("torch.")
         return cls(dtype, dataset.labels, dataset.preprocessing_spec)

@@ -12,9 +12,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from feddbe.config.options import Config
+from feddbe.data.federated import load_federated_data
 from feddbe.data.registry import load_dataset
 from feddbe.data.user.arrays import load_npz, read_npz
 from feddbe.errors import InvalidInputError
+from feddbe.federation.data_spec import DataSpec
 
 IMAGES = np.arange(6 * 4 * 5, dtype=np.uint8).reshape(6, 4, 5)
 LABELS = np.array([0, 1, 2, 0, 1, 2])
@@ -180,8 +183,6 @@ NAN_IN_ROW_4 = np.where(np.arange(6) == 4, np.nan, 1.0)[:, None]
         ({"y": LABELS + 0.5}, "y in .* has the label 0.5; labels must be whole numbers"),
         ({"y": np.array([0, 1, np.nan, 0, 0, 0])}, "y in .* has the label nan; labels must be whole"),
         ({"y": np.array([0, 1, np.inf, 0, 0, 0])}, "y in .* has the label inf; labels must be whole"),
-        ({"y": np.array(["a"] * 6)}, "y in .* has only the label 'a'; at least 2 classes are needed"),
-        ({"y": LABELS * 0 + 1}, "y in .* has only the label '1'; at least 2 classes are needed"),
         ({"y": np.arange(6) * 100}, "y in .* has another label in each of 6 rows; it must name"),
         ({"y": LABELS * 1j}, "y in .* is complex128; it must hold whole numbers or text"),
         ({"client": LABELS[:4]}, r"client in .* has shape \(4,\), but x has 6 samples"),
@@ -196,6 +197,17 @@ def test_invalid_arrays_are_an_error(tmp_path: Path, change: dict[str, Any], mes
         load_npz(path)
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("labels", "name"), [(np.array(["a"] * 6), "a"), (LABELS * 0 + 1, "1")])
+def test_run_on_a_single_label_is_an_error(tmp_path: Path, labels: Any, name: str) -> None:
+    """A node of a federation may have one label only, so that the file itself is valid."""
+    path = write_npz(tmp_path, x=IMAGES, y=labels)
+    assert load_npz(path).labels == (name,)
+    with pytest.raises(InvalidInputError, match=f"has only the label '{name}'; at least 2 classes"):
+        load_federated_data(Config(data=str(path)))
+    with pytest.raises(InvalidInputError, match="at least 2 classes are needed"):
+        DataSpec.from_example(str(path))
 
 
 @pytest.mark.parametrize("text", ["", "Object arrays cannot be loaded when allow_pickle=False"])

@@ -108,7 +108,11 @@ def test_invalid_folder_is_an_error(tmp_path: Path, change: Any, message: str) -
 
 def test_single_class_is_an_error(tmp_path: Path) -> None:
     write_image(tmp_path / "cat/1.png", 0)
-    with pytest.raises(InvalidInputError, match="has 1 folders with images; at least 2 classes are needed"):
+    with pytest.raises(InvalidInputError, match="has only the label 'cat'; at least 2 classes are needed"):
+        load_federated_data(Config(data=str(tmp_path)))
+    (tmp_path / "cat/1.png").rename(tmp_path / "1.png")
+    (tmp_path / "cat").rmdir()
+    with pytest.raises(InvalidInputError, match="has no folders with images; expected one for each class"):
         load_dataset(tmp_path)
 
 

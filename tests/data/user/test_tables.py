@@ -300,7 +300,6 @@ def test_clients_are_numbered_in_the_order_of_their_ids(
         (PEOPLE.replace("40,2", "1e300,2", 1), "", "column 'age' of .* has values too large"),
         (PEOPLE.replace("40,2e4,no", "40,no", 1), "", "line 3 of .* has 3 values, its first 4"),
         (PEOPLE.replace("income", "age"), "", "two columns of one name, 'age'; name each column once"),
-        (PEOPLE.replace("no", "yes"), "", "column 'label' of .* has only the label 'yes'"),
         (
             "x,y\n1,0.5\n2,1\n3,1\n",
             "",

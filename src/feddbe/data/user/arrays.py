@@ -277,11 +277,7 @@ def _parse_number(text: str) -> int | float | None:
 
 
 def _check_classes(names: Sequence[str], n: int, what: str) -> None:
-    """Raise an error for a single class, or for as many classes as rows."""
-    if len(names) < 2:
-        raise InvalidInputError(
-            f"{what} has only the label '{truncate(names[0])}'; at least 2 classes are needed"
-        )
+    """Raise an error for as many classes as rows."""
     if len(names) == n > 2:
         raise InvalidInputError(f"{what} has another label in each of {n} rows; it must name their classes")
 

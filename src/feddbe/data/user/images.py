@@ -43,9 +43,9 @@ def load_image_folder(folder: Path, resize: tuple[int, int] | None = None) -> Da
     if has_clients:
         parts = subfolders
     classes = sorted({class_folder.name for part in parts for class_folder in _list_folders(part)})
-    if len(classes) < 2:
+    if not classes:
         raise InvalidInputError(
-            f"{folder} has {len(classes)} folders with images; at least 2 classes are needed, as in "
+            f"{folder} has no folders with images; expected one for each class, as in "
             f"{folder}/cat/1.png and {folder}/dog/1.png"
         )
     files = [
