@@ -212,7 +212,7 @@ def test_selected_metrics_are_columns_over_seeds() -> None:
     assert "AUC" not in words(seeds_table(default), 120)
 
 
-def test_sweep_hides_metrics_of_values_that_are_not_chosen() -> None:
+def test_sweep_hides_test_results_of_values_that_are_not_chosen() -> None:
     runs = [
         *repeat("fedavg", [0.7, 0.8], metrics="accuracy,macro_f1", lr=0.1),
         *repeat("fedavg", [0.7, 0.8], metrics="accuracy,macro_f1", lr=0.2),
@@ -225,3 +225,5 @@ def test_sweep_hides_metrics_of_values_that_are_not_chosen() -> None:
         run["best"] = run["last"] = run["rounds"][-1]
     records = sweep_table(runs).to_records()
     assert [(record["chosen"], record["macro_f1"]) for record in records] == [(False, None), (True, 0.5)]
+    keys = ("accuracy", "best", "last", "worst_tenth")
+    assert [[record[key] is None for key in keys] for record in records] == [[True] * 4, [False] * 4]

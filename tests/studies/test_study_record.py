@@ -269,6 +269,13 @@ def test_another_moment_does_not_choose_other_values(shell: Shell) -> None:
     assert "chosen" not in shell("show rates --moment after").out.split("\n")[0]
 
 
+def test_clients_and_curves_of_a_sweep_are_those_of_chosen_values(shell: Shell) -> None:
+    shell(f"run fedavg --lr 0.01,0.1 --seeds 2 {SMALL} --name rates")
+    clients = json.loads(shell("show rates --clients --json").out)["clients"]
+    assert {client["run"] for client in clients} == {"fedavg, seed 0", "fedavg, seed 1"}
+    assert "fedavg (2 seeds)" in shell("show rates").out, "without a value, because one is drawn"
+
+
 def test_damaged_record_does_not_hide_the_others(shell: Shell) -> None:
     shell(f"compare fedavg ditto --seeds 2 {SMALL} --name good")
     Path("runs/study-digits/bad").mkdir()
