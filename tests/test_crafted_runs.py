@@ -581,11 +581,12 @@ def test_new_run_where_nothing_can_be_written_names_the_disk(command: str, tmp_p
         (resource.RLIMIT_AS, 300 * 2**20, "not enough memory: the limit is 300 MB (ulimit -v)"),
         (resource.RLIMIT_AS, 700 * 2**20, "not enough memory: the limit is 700 MB (ulimit -v)"),
         (resource.RLIMIT_NOFILE, 9, "too many open files: the limit is 9 (ulimit -n)"),
+        (resource.RLIMIT_NOFILE, 12, "too many open files: the limit is 12 (ulimit -n)"),
     ],
 )
 def test_missing_resource_is_named(limit: int, value: int, text: str, tmp_path: Path) -> None:
-    words = ("run", "fedavg", "--clients", "3", "--partition", "iid", "--rounds", "1", "--out", "x")
-    result = _execute_limited(tmp_path, limit, value, *words)
+    options = "--clients 20 --partition iid --rounds 1 --engine pool(workers=2) --out x"
+    result = _execute_limited(tmp_path, limit, value, "run", "fedavg", *options.split())
     assert result.returncode == 2, result.stderr
     assert text in result.stderr
     assert "Traceback" not in result.stderr
