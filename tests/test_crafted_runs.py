@@ -353,6 +353,10 @@ CAUSES: dict[str, tuple[Callable[[RunFile], None], str]] = {
     "statistic": (_set_record("accuracy/std", 3, "accuracy/x"), "have their records"),
     "round": (_set_record("seconds", 0, 10**12), "records up to round 1000000000000"),
     "round text": (_set_record("seconds", 0, "x"), "records up to round x"),
+    "not UTF-8": (
+        _change_tables("UPDATE rows SET name = CAST(x'ff' AS TEXT) WHERE name = 'accuracy/std'"),
+        "Could not decode to UTF-8 column 'name'",
+    ),
     "column": (_change_tables("ALTER TABLE rows ADD COLUMN extra"), "its tables"),
     "view": (_change_tables(_VIEW), "its tables"),
     "trigger": (_change_tables("CREATE TRIGGER t AFTER DELETE ON rows BEGIN SELECT 1; END"), "its tables"),

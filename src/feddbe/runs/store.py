@@ -291,7 +291,8 @@ def _limited_steps(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+        # Python's own error, about invalid text, has no code
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
             raise
         if not is_exceeded:  # SQLite also stops if a signal interrupts the check
             raise KeyboardInterrupt from None
