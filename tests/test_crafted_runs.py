@@ -441,6 +441,16 @@ def test_bytes_that_are_not_a_state(content: bytes, run: Path) -> None:
     assert main(["verify", str(run)]) == 2
 
 
+@pytest.mark.parametrize("round_", ["text", 1.5])
+def test_round_of_a_state_that_is_not_whole(round_: object, run: Path) -> None:
+    file = RunFile(run)
+    kind, client, _, state = next(state for state in file.states() if state[0] == "private")
+    file.set_state(kind, client, round_, state)
+    file.db.close()
+    with closing(RunStore.open(run)) as store, pytest.raises(CorruptRunError, match=f"round {round_}"):
+        store.round_of(kind, client)
+
+
 def test_state_without_an_entry_of_the_method(
     run: Path, whole: Original, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -652,7 +652,10 @@ class RunStore(ClientStates):
     def round_of(self, kind: str, client: int = ALL) -> int | None:
         """Return the round of a state, or None; kinds `last` and `best` are the server's."""
         query = "SELECT round FROM states WHERE kind = ? AND client = ?"
-        return next((int(round_) for (round_,) in self._read(query, kind, client)), None)
+        (round_,) = next(self._read(query, kind, client), (None,))
+        if round_ is not None and type(round_) is not int:
+            raise self._state_error(kind, client, f"round {round_}")
+        return round_
 
     def server_state(self, which: str = "last") -> State:
         """Return the server's state of the `last` or the `best` round."""
