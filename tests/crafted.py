@@ -355,6 +355,8 @@ _TABLE_CHANGES = [
     "DROP TABLE rows; CREATE TABLE rows (round, client, moment, name, value, weight, crc)",
     "DROP TABLE meta; CREATE TABLE meta (key, value, crc)",
     "CREATE VIEW further AS SELECT * FROM rows",
+    "UPDATE rows SET name = CAST(x'ff' AS TEXT) WHERE name = 'accuracy/std'",
+    "UPDATE meta SET value = CAST(x'22ff22' AS TEXT) WHERE key = 'note'",
     "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 2",
     "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET rootpage = 10000 WHERE name = 'rows'",
     "PRAGMA writable_schema = 1; UPDATE sqlite_schema SET sql = '\x1b[2J'",

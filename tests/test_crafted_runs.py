@@ -353,6 +353,10 @@ CAUSES: dict[str, tuple[Callable[[RunFile], None], str]] = {
     "statistic": (_set_record("accuracy/std", 3, "accuracy/x"), "have their records"),
     "round": (_set_record("seconds", 0, 10**12), "records up to round 1000000000000"),
     "round text": (_set_record("seconds", 0, "x"), "records up to round x"),
+    "not UTF-8": (
+        _change_tables("UPDATE rows SET name = CAST(x'ff' AS TEXT) WHERE name = 'accuracy/std'"),
+        "Could not decode to UTF-8 column 'name'",
+    ),
     "column": (_change_tables("ALTER TABLE rows ADD COLUMN extra"), "its tables"),
     "view": (_change_tables(_VIEW), "its tables"),
     "trigger": (_change_tables("CREATE TRIGGER t AFTER DELETE ON rows BEGIN SELECT 1; END"), "its tables"),
@@ -435,6 +439,16 @@ def test_bytes_that_are_not_a_state(content: bytes, run: Path) -> None:
     with pytest.raises(CorruptRunError, match="the state 'last'"):
         feddbe.load(run)
     assert main(["verify", str(run)]) == 2
+
+
+@pytest.mark.parametrize("round_", ["text", 1.5])
+def test_round_of_a_state_that_is_not_whole(round_: object, run: Path) -> None:
+    file = RunFile(run)
+    kind, client, _, state = next(state for state in file.states() if state[0] == "private")
+    file.set_state(kind, client, round_, state)
+    file.db.close()
+    with closing(RunStore.open(run)) as store, pytest.raises(CorruptRunError, match=f"round {round_}"):
+        store.round_of(kind, client)
 
 
 def test_state_without_an_entry_of_the_method(
@@ -581,11 +595,12 @@ def test_new_run_where_nothing_can_be_written_names_the_disk(command: str, tmp_p
         (resource.RLIMIT_AS, 300 * 2**20, "not enough memory: the limit is 300 MB (ulimit -v)"),
         (resource.RLIMIT_AS, 700 * 2**20, "not enough memory: the limit is 700 MB (ulimit -v)"),
         (resource.RLIMIT_NOFILE, 9, "too many open files: the limit is 9 (ulimit -n)"),
+        (resource.RLIMIT_NOFILE, 12, "too many open files: the limit is 12 (ulimit -n)"),
     ],
 )
 def test_missing_resource_is_named(limit: int, value: int, text: str, tmp_path: Path) -> None:
-    words = ("run", "fedavg", "--clients", "3", "--partition", "iid", "--rounds", "1", "--out", "x")
-    result = _execute_limited(tmp_path, limit, value, *words)
+    options = "--clients 20 --partition iid --rounds 1 --engine pool(workers=2) --out x"
+    result = _execute_limited(tmp_path, limit, value, "run", "fedavg", *options.split())
     assert result.returncode == 2, result.stderr
     assert text in result.stderr
     assert "Traceback" not in result.stderr

@@ -291,7 +291,8 @@ def _limited_steps(db: sqlite3.Connection, folder: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+        # Python's own error, about invalid text, has no code
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_INTERRUPT:
             raise
         if not is_exceeded:  # SQLite also stops if a signal interrupts the check
             raise KeyboardInterrupt from None
@@ -651,7 +652,10 @@ class RunStore(ClientStates):
     def round_of(self, kind: str, client: int = ALL) -> int | None:
         """Return the round of a state, or None; kinds `last` and `best` are the server's."""
         query = "SELECT round FROM states WHERE kind = ? AND client = ?"
-        return next((int(round_) for (round_,) in self._read(query, kind, client)), None)
+        (round_,) = next(self._read(query, kind, client), (None,))
+        if round_ is not None and type(round_) is not int:
+            raise self._state_error(kind, client, f"round {round_}")
+        return round_
 
     def server_state(self, which: str = "last") -> State:
         """Return the server's state of the `last` or the `best` round."""
