@@ -343,6 +343,7 @@ DAMAGES: list[tuple[Any, str]] = [
     ({"result": RESULT | {"trials": [TRIAL | {"accuracy": "x"}]}}, "Expected `float | null`, got `str`"),
     ({"runs": [{"folder": "/etc", "config_hash": "", "rounds": 1}]}, "unexpected folder '/etc'"),
     ({"runs": [{"folder": "../../x", "config_hash": "", "rounds": 1}]}, "unexpected folder '../../x'"),
+    ({"runs": [{"folder": "\0", "config_hash": "", "rounds": 1}]}, "unexpected folder '?'"),
     ({"runs": [{"folder": "x", "config_hash": ""}]}, "missing required field `rounds`"),
 ]
 

@@ -143,7 +143,7 @@ class StudyRecord:
 def _check_folder(name: str) -> None:
     """Raise an error unless a run's folder is in the record's folder or next to it."""
     folder = PurePosixPath(name)
-    if folder.is_absolute() or ".." in folder.parts[1:]:
+    if folder.is_absolute() or ".." in folder.parts[1:] or "\0" in name:
         raise ValueError(f"unexpected folder '{truncate(name)}'")
 
 
