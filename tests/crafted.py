@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 import sqlite3
 import struct
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import inspect
 
+from feddbe.runs.metadata import DOCUMENT_TYPES
 from feddbe.runs.store import RUN_FILE, checksum, state_checksums
 from feddbe.state import decode, encode
 
@@ -175,6 +178,47 @@ def craft_record(path: Path, seed: int | str) -> str:
     changes = [change_value(document, rng) for _ in range(rng.choice([1, 1, 2]))]
     path.write_text(json.dumps(document))
     return "; ".join(changes)
+
+
+def _generate_document(file: RunFile, rng: random.Random) -> str:
+    """Replace or add a document by another value of its type, sometimes with one change inside."""
+    key = rng.choice(list(DOCUMENT_TYPES))
+    document = generate_value(inspect.type_info(DOCUMENT_TYPES[key]), rng)
+    change = ""
+    if isinstance(document, dict | list) and document and rng.random() < 0.3:
+        change = f", then {change_value(document, rng)}"
+    file.set_meta(key, json.dumps(document))
+    return f"meta {key} generated = {document!r:.200}{change}"
+
+
+def generate_value(kind: inspect.Type, rng: random.Random) -> Any:
+    """Return a random value of a type, preferably at its limits."""
+    match kind:
+        case inspect.IntType(ge=low, le=high) | inspect.FloatType(ge=low, le=high):
+            numbers: list[Any] = [0, 1, 2, 3, *(limit for limit in (low, high) if limit is not None)]
+            if isinstance(kind, inspect.FloatType):
+                numbers += [0.5, 1e-300]
+            return rng.choice([number for number in numbers if high is None or number <= high])
+        case inspect.StrType(pattern=pattern):
+            texts = [*HOSTILE_TEXTS, "nan", "-1.5e+30", "fedavg", "digits", "2/before/tsne@z_g", "1/x/mdl"]
+            return rng.choice([text for text in texts if pattern is None or re.search(pattern, text)])
+        case inspect.ListType(item_type=item):
+            return [generate_value(item, rng) for _ in range(rng.choice([0, 1, 3, 4]))]
+        case inspect.DictType(key_type=name, value_type=value, min_length=smallest):
+            count = max(smallest or 0, rng.choice([0, 1, 3]))
+            return {generate_value(name, rng): generate_value(value, rng) for _ in range(count)}
+        case inspect.TypedDictType(fields=fields):
+            chosen = [field for field in fields if field.required or rng.random() < 0.5]
+            return {field.encode_name: generate_value(field.type, rng) for field in chosen}
+        case inspect.UnionType(types=kinds):
+            return generate_value(rng.choice(kinds), rng)
+        case inspect.LiteralType(values=values):
+            return rng.choice(values)
+        case inspect.BoolType():
+            return rng.random() < 0.5
+        case inspect.NoneType():
+            return None
+    raise AssertionError(f"no values of {kind}")
 
 
 def _change_texts(file: RunFile, rng: random.Random) -> str:
@@ -422,6 +466,7 @@ _KINDS: dict[Callable[[RunFile, random.Random], str], int] = {
     _delete_document: 2,
     _add_document: 2,
     _change_inside: 8,
+    _generate_document: 8,
     _change_texts: 3,
     _change_record: 8,
     _delete_records: 2,

@@ -391,6 +391,20 @@ def test_confusion_matrix_with_other_labels(reading: str, run: Path, images: Ori
     assert main(["report", str(run)]) == 2
 
 
+@pytest.mark.parametrize(("field", "value"), [("analysis", "x"), ("on", "x"), ("moment", "x/y")])
+def test_settings_of_an_analysis_that_do_not_exist(field: str, value: str, run: Path) -> None:
+    file = RunFile(run)
+    analyses = {
+        key: {**description, field: value, "samples": 20}
+        for key, description in file.meta("analyses").items()
+    }
+    file.set_meta("analyses", json.dumps(analyses))
+    file.db.close()
+    with pytest.raises(CorruptRunError, match="its metadata: analyses: "):
+        feddbe.load(run)
+    assert main(["report", str(run)]) == 2
+
+
 def test_analysis_without_its_records_is_reported(run: Path, images: Original) -> None:
     shutil.copyfile(images.folder / RUN_FILE, run / RUN_FILE)
     file = RunFile(run)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict, cast
 from feddbe.errors import DivergenceError, truncate
 from feddbe.metrics.client_values import ALL
 from feddbe.metrics.representations.confusion import CONFUSION, check_values
+from feddbe.metrics.representations.registry import ANALYSES
 from feddbe.results.document import (
     AnalysisDocument,
     Divergence,
@@ -129,6 +130,8 @@ def _analyses(store: RunStore) -> list[AnalysisDocument]:
     documents = []
     for key, description in descriptions.items():
         name = key.split("/", 2)[2]
+        if description["analysis"] not in ANALYSES:
+            raise corrupt_run_error(store.folder, f"its metadata: {META}: unknown analysis")
         values: dict[int, dict[str, float | None]] = {}
         for record in records[description["round"]]:
             base, _, reading = record.name.partition("/")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, NotRequired, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, NotRequired, TypedDict, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -53,9 +53,9 @@ class StoredAnalysis(TypedDict):
     round: Count
     analysis: str
     layer: str
-    moment: str
+    moment: Literal["before", "after", "adapted"]
     quick: bool
-    on: str
+    on: Literal["own", "all"]
     per_client: bool
     settings: dict[str, Setting]
     samples: Count
@@ -106,7 +106,7 @@ def _config_type() -> Any:
 
 
 Texts = list[str]
-_TYPES: dict[str, Any] = {
+DOCUMENT_TYPES: dict[str, Any] = {
     "config": _config_type(),
     "config_hash": str,
     "layout": dict[str, str],
@@ -151,7 +151,7 @@ def decode_document(key: str, text: str) -> Any:
     """
     try:
         value = msgspec.json.decode(text)
-        msgspec.convert(value, _TYPES.get(key, Any))
+        msgspec.convert(value, DOCUMENT_TYPES.get(key, Any))
     except RecursionError:
         raise ValueError("nested too deeply") from None
     if key == "labels" and value and len({len(counts) for counts in value}) > 1:
