@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 import feddbe
-from feddbe.config.options import Config
+from feddbe.config.options import BatchNormBuffers, Config
 from feddbe.errors import InvalidInputError
 from feddbe.methods.moon import Moon
 from feddbe.methods.registry import METHODS
@@ -156,7 +156,7 @@ def test_setup_discards_the_model_and_keeps_the_statistics(buffers: str, tmp_pat
 
 
 @pytest.mark.parametrize("buffers", ["local", "average"])
-def test_run_records_bn_buffers(buffers: str, tmp_path: Path) -> None:
+def test_run_records_bn_buffers(buffers: BatchNormBuffers, tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "data": make_dataset(),
         "partition": "natural",

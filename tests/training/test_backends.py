@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import feddbe
+from feddbe.config.options import TrainerChoice
 from feddbe.errors import InvalidInputError
 from feddbe.methods import apple, perfedavg, pfedme
 from feddbe.methods.base import Method
@@ -81,7 +82,7 @@ def _gradient_penalty(context: TermContext, carry: State) -> tuple[Tensor, State
 
 
 def test_run_records_its_trainer_and_why_a_faster_one_was_rejected(tmp_path: Path) -> None:
-    def run_and_read_trainers(method: str | Method, trainer: str) -> tuple[list[str], list[str]]:
+    def run_and_read_trainers(method: str | Method, trainer: TrainerChoice) -> tuple[list[str], list[str]]:
         name = method if isinstance(method, str) else method.name
         out = tmp_path / name / trainer
         document = feddbe.run(method, data=make_dataset(), trainer=trainer, out=str(out), **OPTIONS)

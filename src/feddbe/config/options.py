@@ -12,9 +12,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
-from feddbe.config.defaults import VARIANTS
 from feddbe.config.parameters import Parameters, parameter, parse_number_or_text
 from feddbe.errors import InvalidInputError, one_line, unknown_name
 from feddbe.paths import read_text_file
@@ -28,6 +27,15 @@ Identity = Literal["yes", "content", "seed", "no"]
 - `seed`: another value is a repetition of the same experiment.
 - `no`: the run can be resumed with another value.
 """
+
+Optimizer = Literal["sgd", "adam"]
+Variant = Literal["default", "paper", "official", "early-2023"]
+BatchOrder = Literal["shuffled", "fixed"]
+ShortBatch = Literal["keep", "refuse"]
+BatchNormBuffers = Literal["local", "average"]
+LastTestBatch = Literal["keep", "drop"]
+Adaptation = Literal["full", "prbm", "newton"]
+TrainerChoice = Literal["auto", "autograd", "compiled"]
 
 
 def option(
@@ -92,7 +100,7 @@ class Config(Parameters):
     lr_decay: str | None = option("Training", "yes", None,
         "learning rate schedule: step:EVERY:FACTOR, cosine or cosine:ROUNDS")
     optimizer: str = option("Training", "yes", "sgd",
-        "local optimizer; its state is reset every round", choices=("sgd", "adam"))
+        "local optimizer; its state is reset every round", choices=get_args(Optimizer))
     momentum: float = option("Training", "yes", 0.0, "momentum of SGD", low=0, high=0.999)
     weight_decay: float = option("Training", "yes", 0.0, "weight decay", low=0)
     clip_norm: float | None = option("Training", "yes", None, "maximum norm of a gradient", above=0)
@@ -101,21 +109,21 @@ class Config(Parameters):
     seed: int = option("Training", "seed", 0, "seed of everything except the partition", low=0)
     variant: str = option("Training", "yes", "default",
         "source of values that are not given: default is tuned, the others are published values of the "
-        "paper's text, the authors' code, or their runs of early 2023", choices=tuple(VARIANTS))
+        "paper's text, the authors' code, or their runs of early 2023", choices=get_args(Variant))
     batch_order: str | None = option("Training", "yes", None,
         "order of training samples: shuffled every epoch, or fixed as in the partition",
-        choices=("shuffled", "fixed"))
+        choices=get_args(BatchOrder))
     short_batch: str | None = option("Training", "yes", None,
-        "treatment of a client with less than one batch", choices=("keep", "refuse"))
+        "treatment of a client with less than one batch", choices=get_args(ShortBatch))
     bn_buffers: str = option("Training", "yes", "local",
-        "BatchNorm statistics: kept by the client or averaged", choices=("local", "average"))
+        "BatchNorm statistics: kept by the client or averaged", choices=get_args(BatchNormBuffers))
     force: bool = option("Training", "no", False, "allow an add-on that the method discourages")
     metrics: str = option("Evaluation", "no", "accuracy,auc,loss",
         "metrics that clients compute; accuracy is always included", metavar="NAMES", has_commas=True)
     eval: str = option("Evaluation", "yes", "all",
         "clients evaluated each round: all, cohort or sample:M", metavar="CLIENTS")
     last_test_batch: str | None = option("Evaluation", "yes", None,
-        "incomplete last batch of each client's test data", choices=("keep", "drop"))
+        "incomplete last batch of each client's test data", choices=get_args(LastTestBatch))
     eval_after: bool = option("Evaluation", "yes", True, "evaluate after local training too")
     validation: float = option("Evaluation", "yes", 0.0,
         "share of the training data held out to choose the best round; tune and runs of several values: 0.2",
@@ -126,13 +134,13 @@ class Config(Parameters):
         "epochs of adaptation after training (+ft, fedbabu, new clients)", low=1)
     adaptation: str = option("Evaluation", "yes", "full",
         "adaptation of new clients: the method's training, or with +prbm p_i only, trained or in closed form",
-        choices=("full", "prbm", "newton"))
+        choices=get_args(Adaptation))
     engine: str = option("Run", "no", "auto", "auto, serial, pool(workers=N) or ray(address=HOST:PORT)")
     device: str = option("Run", "no", "cpu",
         "training device: cpu, cuda, cuda:N, mps or auto; affects the last bits of results")
     trainer: str = option("Run", "no", "auto",
         "training backend: auto, compiled or autograd; affects the last bits of results",
-        choices=("auto", "autograd", "compiled"))
+        choices=get_args(TrainerChoice))
     min_replies: int | None = option("Run", "no", None,
         "smallest number of replies with which a round is complete; none: all", low=1)
     worker_timeout: float | None = option("Run", "no", None,
@@ -157,7 +165,7 @@ class _CommonOptions(TypedDict, total=False):
     metrics: str
     engine: str
     device: str
-    trainer: str
+    trainer: TrainerChoice
     min_replies: int | None
     worker_timeout: float | None
     keep_best: bool
@@ -181,23 +189,23 @@ class RunOptions(_CommonOptions, total=False):
     batch_size: int
     lr: float | None
     lr_decay: str | None
-    optimizer: str
+    optimizer: Optimizer
     momentum: float
     weight_decay: float
     clip_norm: float | None
     participation: float
     seed: int
-    variant: str
-    batch_order: str | None
-    short_batch: str | None
-    bn_buffers: str
+    variant: Variant
+    batch_order: BatchOrder | None
+    short_batch: ShortBatch | None
+    bn_buffers: BatchNormBuffers
     eval: str
-    last_test_batch: str | None
+    last_test_batch: LastTestBatch | None
     eval_after: bool
     validation: float
     new_clients: int
     adapt_epochs: int
-    adaptation: str
+    adaptation: Adaptation
 
 
 class CompareOptions(_CommonOptions, total=False):
@@ -217,23 +225,23 @@ class CompareOptions(_CommonOptions, total=False):
     batch_size: int | Sequence[int]
     lr: float | Sequence[float] | None
     lr_decay: str | Sequence[str] | None
-    optimizer: str | Sequence[str]
+    optimizer: Optimizer | Sequence[Optimizer]
     momentum: float | Sequence[float]
     weight_decay: float | Sequence[float]
     clip_norm: float | Sequence[float] | None
     participation: float | Sequence[float]
     seed: int
-    variant: str | Sequence[str]
-    batch_order: str | Sequence[str] | None
-    short_batch: str | Sequence[str] | None
-    bn_buffers: str | Sequence[str]
+    variant: Variant | Sequence[Variant]
+    batch_order: BatchOrder | Sequence[BatchOrder] | None
+    short_batch: ShortBatch | Sequence[ShortBatch] | None
+    bn_buffers: BatchNormBuffers | Sequence[BatchNormBuffers]
     eval: str | Sequence[str]
-    last_test_batch: str | Sequence[str] | None
+    last_test_batch: LastTestBatch | Sequence[LastTestBatch] | None
     eval_after: bool | Sequence[bool]
     validation: float | Sequence[float]
     new_clients: int | Sequence[int]
     adapt_epochs: int | Sequence[int]
-    adaptation: str | Sequence[str]
+    adaptation: Adaptation | Sequence[Adaptation]
 
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
