@@ -127,6 +127,8 @@ class _Stream:
         self.since = time.time()
         self.frames: asyncio.Queue[Iterator[bytes] | None] = asyncio.Queue()
         """Messages to send; None ends the connection, because a newer one replaces it."""
+        self.sending = asyncio.Lock()
+        """Held while a frame is being sent."""
 
 
 @dataclass(frozen=True)
@@ -205,37 +207,47 @@ class DirectServer:
         writer = asyncio.ensure_future(_write_frames(stream, context))
         try:
             self._notify()
-            await self._read_frames(name, context, writer)
+            refusal = await self._read_frames(name, context, writer)
+            self._remove_stream(name, stream)
+            await stream.sending.acquire()  # gRPC cannot end a stream while it sends a frame
+            if refusal is not None:
+                await context.abort(*refusal)
         finally:
             writer.cancel()
-            with self._lock:
-                if self._streams.get(name) is stream:
-                    del self._streams[name]
-            self._notify()
+            self._remove_stream(name, stream)
 
-    async def _read_frames(self, name: str, context: Any, writer: asyncio.Future[None]) -> None:
+    async def _read_frames(
+        self, name: str, context: Any, writer: asyncio.Future[None]
+    ) -> tuple[grpc.StatusCode, str] | None:
+        """Read until the node ends its stream; return why the server has to end it, or None."""
         reader = FrameReader(lambda number, header: self._max_reply(name, number))
         while True:
             frame = asyncio.ensure_future(context.read())
             await asyncio.wait([frame, writer], return_when=asyncio.FIRST_COMPLETED)
             if not frame.done():
                 frame.cancel()
-                reason = "another process connected with the same invitation"
-                await context.abort(grpc.StatusCode.ALREADY_EXISTS, reason)
+                return grpc.StatusCode.ALREADY_EXISTS, "another process connected with the same invitation"
             if frame.result() is grpc.aio.EOF:
-                return
+                return None
             try:
                 received = reader.read(frame.result())
             except ProtocolError as error:
                 self._fail_requests(name, str(error))
-                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                return
+                return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
             if received is not None:
                 number, message = received
                 with self._lock:
                     is_requested = self._requests.pop(number, None) is not None
                 if is_requested:
                     self._inbox.put((str(number), message))
+
+    def _remove_stream(self, name: str, stream: _Stream) -> None:
+        """Forget a connection, unless a newer one has replaced it."""
+        with self._lock:
+            if self._streams.get(name) is not stream:
+                return
+            del self._streams[name]
+        self._notify()
 
     def _max_reply(self, name: str, number: int) -> int | None:
         """Return the bytes that a node's reply may have; None for a message that it was not asked for."""
@@ -290,7 +302,8 @@ async def _write_frames(stream: _Stream, context: Any) -> None:
         if frames is None:
             return
         for frame in frames:
-            await context.write(frame)
+            async with stream.sending:
+                await context.write(frame)
 
 
 def serve_node(invitation: Invitation, node: Node) -> None:
