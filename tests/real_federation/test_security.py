@@ -232,16 +232,16 @@ def test_unasked_messages_are_dropped(site: Site, messages: list[Message]) -> No
         assert wait_until(lambda: receive_all(site.server), "the reply") == [(identifier, reply)]
 
 
-@pytest.mark.parametrize("request_bytes", [0, 64 * 2**20])
-def test_oversized_reply_is_one_sentence(request_bytes: int, site: Site) -> None:
-    """The node's reply has one byte more than the limit allows, and comes while it receives the request."""
-    with connect(site) as stream:
-        identifier = site.server.send("anna", Message.build("describe", {}, bytes(request_bytes)), 1000)
-        assert identifier is not None
-        stream.send([start_frame(int(identifier), 1001)])
-        sentence = "its message has 1,001 bytes; at most 1,000 are allowed"
-        assert stream.outcome() == ("RESOURCE_EXHAUSTED", sentence)
-    assert receive_all(site.server) == [(identifier, sentence)]
+def test_oversized_reply_is_one_sentence(site: Site) -> None:
+    """The node's reply has one byte more than the limit allows, while gRPC may still send the request."""
+    for _ in range(50):
+        with connect(site) as stream:
+            identifier = site.server.send("anna", Message.build("describe", {}), 1000)
+            assert identifier is not None
+            stream.send([start_frame(int(identifier), 1001)])
+            sentence = "its message has 1,001 bytes; at most 1,000 are allowed"
+            assert stream.outcome() == ("RESOURCE_EXHAUSTED", sentence)
+        assert receive_all(site.server) == [(identifier, sentence)]
 
 
 # --- a malicious server

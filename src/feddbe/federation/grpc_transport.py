@@ -127,8 +127,6 @@ class _Stream:
         self.since = time.time()
         self.frames: asyncio.Queue[Iterator[bytes] | None] = asyncio.Queue()
         """Messages to send; None ends the connection, because a newer one replaces it."""
-        self.sending = asyncio.Lock()
-        """Held while a frame is being sent."""
 
 
 @dataclass(frozen=True)
@@ -204,50 +202,42 @@ class DirectServer:
             self._streams[name] = stream
         if previous is not None:  # its process died unnoticed, or two processes use one invitation
             previous.frames.put_nowait(None)
+        # without this, a first frame and an error at the same time would both send it, and neither would end
+        await context.send_initial_metadata(())
         writer = asyncio.ensure_future(_write_frames(stream, context))
         try:
             self._notify()
-            refusal = await self._read_frames(name, context, writer)
-            self._remove_stream(name, stream)
-            await stream.sending.acquire()  # gRPC cannot end a stream while it sends a frame
-            if refusal is not None:
-                await context.abort(*refusal)
+            await self._read_frames(name, context, writer)
         finally:
             writer.cancel()
-            self._remove_stream(name, stream)
+            with self._lock:
+                if self._streams.get(name) is stream:
+                    del self._streams[name]
+            self._notify()
 
-    async def _read_frames(
-        self, name: str, context: Any, writer: asyncio.Future[None]
-    ) -> tuple[grpc.StatusCode, str] | None:
-        """Read until the node ends its stream; return why the server has to end it, or None."""
+    async def _read_frames(self, name: str, context: Any, writer: asyncio.Future[None]) -> None:
         reader = FrameReader(lambda number, header: self._max_reply(name, number))
         while True:
             frame = asyncio.ensure_future(context.read())
             await asyncio.wait([frame, writer], return_when=asyncio.FIRST_COMPLETED)
             if not frame.done():
                 frame.cancel()
-                return grpc.StatusCode.ALREADY_EXISTS, "another process connected with the same invitation"
+                reason = "another process connected with the same invitation"
+                await context.abort(grpc.StatusCode.ALREADY_EXISTS, reason)
             if frame.result() is grpc.aio.EOF:
-                return None
+                return
             try:
                 received = reader.read(frame.result())
             except ProtocolError as error:
                 self._fail_requests(name, str(error))
-                return grpc.StatusCode.RESOURCE_EXHAUSTED, str(error)
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                return
             if received is not None:
                 number, message = received
                 with self._lock:
                     is_requested = self._requests.pop(number, None) is not None
                 if is_requested:
                     self._inbox.put((str(number), message))
-
-    def _remove_stream(self, name: str, stream: _Stream) -> None:
-        """Forget a connection, unless a newer one has replaced it."""
-        with self._lock:
-            if self._streams.get(name) is not stream:
-                return
-            del self._streams[name]
-        self._notify()
 
     def _max_reply(self, name: str, number: int) -> int | None:
         """Return the bytes that a node's reply may have; None for a message that it was not asked for."""
@@ -302,8 +292,7 @@ async def _write_frames(stream: _Stream, context: Any) -> None:
         if frames is None:
             return
         for frame in frames:
-            async with stream.sending:
-                await context.write(frame)
+            await context.write(frame)
 
 
 def serve_node(invitation: Invitation, node: Node) -> None:
