@@ -202,7 +202,7 @@ class DirectServer:
             self._streams[name] = stream
         if previous is not None:  # its process died unnoticed, or two processes use one invitation
             previous.frames.put_nowait(None)
-        # without this, a first frame and an error at the same time would both send it, and neither would end
+        # otherwise a first frame and an error at the same time would each send it; the error would be lost
         await context.send_initial_metadata(())
         writer = asyncio.ensure_future(_write_frames(stream, context))
         try:
