@@ -359,7 +359,9 @@ preprocessing = json.loads((folder / "preprocessing.json").read_text(encoding="u
 try:
     x = torch.from_numpy(rows.read_rows(preprocessing, Path(sys.argv[1])))
 except (OSError, ValueError, MemoryError) as error:
-    sys.exit(rows.replace_controls(str(error)))
+    reason = getattr(error, "strerror", None)  # of an error of the file system
+    message = f"cannot read '{{sys.argv[1]}}': {{reason}}" if reason else str(error)
+    sys.exit(rows.replace_controls(message))
 with torch.inference_mode():
     probabilities = torch.export.load(folder / "model.pt2").module()(x).softmax(dim=1)
 for row in probabilities:
