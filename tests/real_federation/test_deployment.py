@@ -137,6 +137,15 @@ JOIN = ["federation", "join", "anna.invitation", "--state", "s", "--data"]
         ([*JOIN, "label.npz"], ["the data has the label '10'", "the federation has 0, 1, 2"]),
         ([*JOIN, "digits", "--methods", "fedsum"], ["--methods fedsum", "fedavg"]),
         (["federation", "export", "--state", "data"], ["'data' is not the state folder of a node"]),
+        (
+            ["run", "fedavg", "--data", "federation:f", "--partition", "iid"],
+            ["partition = iid", "divided among its nodes"],
+        ),
+        (["run", "fedavg", "--data", "federation:f", "--model", "cnm"], ["model 'cnm'", "cnn"]),
+        *(
+            (["run", "fedavg", "--data", "federation:f", "--metrics", metric], [f"metric {metric} needs"])
+            for metric in ("drift", "global_accuracy")
+        ),
         (["data", "show", "federation:f"], ["'federation:f' has no rows here"]),
         (["tune", "fedavg", "--data", "federation:f"], ["'federation:f' has no rows here"]),
     ],

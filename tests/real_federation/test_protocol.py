@@ -303,14 +303,6 @@ def test_initial_model_that_differs_is_named(files: dict[str, Path], spec: DataS
         federation.run("fedavg")
 
 
-@pytest.mark.parametrize("metrics", ["drift", "global_accuracy"])
-def test_metrics_of_all_clients_samples_are_refused(
-    metrics: str, files: dict[str, Path], spec: DataSpec, tmp_path: Path
-) -> None:
-    with pytest.raises(InvalidInputError, match=f"metrics = {metrics}; metric {metrics} needs"):
-        LocalFederation(files, spec, tmp_path).run("fedavg", metrics=metrics)
-
-
 # --- the owner of a node decides
 
 

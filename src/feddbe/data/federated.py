@@ -38,6 +38,7 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
     data_dir = expand_path(config.data_dir) if config.data_dir else None
     builtin = data.find_builtin_dataset(config.data, ResolvedDefaults(config.variant, "").part_settings())
     if dataset is None and data.is_remote(config.data):
+        _check_remote_options(config)
         dataset = data.load_remote(config)
     elif dataset is None:
         dataset = data.load_dataset(str(builtin or config.data), data_dir)
@@ -45,8 +46,6 @@ def load_federated_data(config: Config, dataset: Dataset | None = None) -> Feder
         dataset = builtin.options.apply(dataset)
     dataset.check_classes()
     config = dataclasses.replace(config, data=str(builtin or config.data))
-    if dataset.remote:
-        _check_remote_options(config)
     if config.min_samples:
         dataset = _leave_out_small_clients(dataset, config)
     split = dataset.split if config.partition is None else None

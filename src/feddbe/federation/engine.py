@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from feddbe import metrics
 from feddbe.data.split import RaggedArray, Split
 from feddbe.errors import DivergenceError, FeddbeError, InvalidInputError, StoreError
 from feddbe.federation import protocol
@@ -101,10 +100,6 @@ class FederationEngine:
             raise InvalidInputError(
                 "nodes cannot receive Python objects; name a built-in model and method, or files"
             )
-        try:
-            protocol.check_metrics(metrics.parse_metrics(experiment.options.metrics))
-        except protocol.NotAllowedError as error:
-            raise InvalidInputError(f"metrics = {experiment.options.metrics}; {error}") from None
         self.transport, self.timeouts = transport, timeouts
         self.task, self.method = experiment.task, experiment.method
         self.names = experiment.task.dataset.client_names

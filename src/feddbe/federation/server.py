@@ -26,7 +26,8 @@ from feddbe.federation.data_spec import DataSpec
 from feddbe.federation.engine import FederationEngine, send_models
 from feddbe.federation.node import NodeSummary
 from feddbe.federation.operator_folder import FederationFolder, require_node_name
-from feddbe.federation.protocol import MARGIN, Message, NodeError, Transport
+from feddbe.federation.protocol import MARGIN, Message, NodeError, NotAllowedError, Transport, check_metrics
+from feddbe.metrics import parse_metrics
 from feddbe.paths import expand_path
 from feddbe.runs import folders
 from feddbe.runs.experiment import Experiment
@@ -241,7 +242,14 @@ def load(config: Config) -> Dataset:
 
     A new run waits for all invited nodes, at most `--worker-timeout` seconds. A resumed run has the nodes
     with which it began, and does not wait for those that are away.
+
+    Raises:
+        InvalidInputError: It is no federation or in use, or a metric needs what never leaves a node.
     """
+    try:
+        check_metrics(parse_metrics(config.metrics))
+    except NotAllowedError as error:
+        raise InvalidInputError(f"metrics = {config.metrics}; {error}") from None
     path = expand_path(config.data.removeprefix(PREFIX))
     FederationFolder.open(path)  # an error, before this process listens
     stored = _stored_summaries(config)

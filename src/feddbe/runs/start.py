@@ -16,11 +16,11 @@ from typing import Any
 from feddbe import metrics
 from feddbe.callbacks.base import Callback
 from feddbe.config.options import Config, RawOptions, RunRequest
-from feddbe.config.user_code import NO_PERMISSION, Permission
+from feddbe.config.user_code import NO_PERMISSION, Permission, is_file_reference
 from feddbe.data.dataset import Dataset
 from feddbe.data.federated import label_counts
 from feddbe.errors import DivergenceError, InvalidInputError
-from feddbe.models.registry import ModelSource
+from feddbe.models.registry import ModelSource, parse_model
 from feddbe.paths import RUNS_DIR, expand_path
 from feddbe.results.document import RunDocument, truncate_run
 from feddbe.runs import folders
@@ -130,6 +130,8 @@ def resolve_request(
     engines.find_engine(options.engine)
     loop.sample_evaluators(options.eval, 0, 0, 1, [])
     metrics.parse_metrics(options.metrics)
+    if options.model and not is_file_reference(options.model):
+        parse_model(options.model)
     experiments = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise InvalidInputError(f"the same method twice: {', '.join(names)}")
