@@ -244,7 +244,7 @@ def load(config: Config) -> Dataset:
     with which it began, and does not wait for those that are away.
 
     Raises:
-        InvalidInputError: It is no federation or in use, or a metric needs what never leaves a node.
+        InvalidInputError: The folder is not a federation, or in use, or a metric needs samples.
     """
     try:
         check_metrics(parse_metrics(config.metrics))

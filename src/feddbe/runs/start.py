@@ -130,8 +130,9 @@ def resolve_request(
     engines.find_engine(options.engine)
     loop.sample_evaluators(options.eval, 0, 0, 1, [])
     metrics.parse_metrics(options.metrics)
-    if options.model and not is_file_reference(options.model):
-        parse_model(options.model)
+    source = model or options.model
+    if isinstance(source, str) and not is_file_reference(source):
+        parse_model(source)
     experiments = resolve_all(names, options, dataset=dataset, model=model, origins=origins)
     if len({folders.slug(name) for name in names}) < len(names):
         raise InvalidInputError(f"the same method twice: {', '.join(names)}")
