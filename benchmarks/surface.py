@@ -39,7 +39,9 @@ def compute_cell(kappa: float, mu: float, arguments: argparse.Namespace) -> Cell
         )
     except DivergenceError:
         return None
-    evaluated = [result for result in run["rounds"] if result["before"] and result["after"]]
+    # an earlier call may have run more rounds
+    rounds = [result for result in run["rounds"] if result["round"] < arguments.rounds]
+    evaluated = [result for result in rounds if result["before"] and result["after"]]
     before, after = (evaluated[-1][moment] for moment in MOMENTS)
     return 100 * before["weighted"], 100 * after["weighted"]
 
